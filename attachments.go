@@ -262,14 +262,13 @@ func attachmentsWith(addr netip.Addr, f record.Found, records *record.Store) (al
 }
 
 // Gateway is a gateway of a network, as a Result has it.
-type Gateway struct {
-	// Prefix is its address with the length of the subnet, not masked: 10.1.0.1/16.
-	Prefix netip.Prefix
-	// OnHost means that an ADD gives the address to an interface of the host: a bridge
-	// that is a gateway, or the host's end of a ptp pair. Services of the host can be
-	// reached there. Otherwise a router of the network has it, or nobody.
-	OnHost bool
-}
+//
+//	Prefix netip.Prefix // its address with the length of the subnet, not masked: 10.1.0.1/16
+//	// OnHost means that an ADD gives the address to an interface of the host: a bridge
+//	// that is a gateway, or the host's end of a ptp pair. Services of the host can be
+//	// reached there. Otherwise a router of the network has it, or nobody.
+//	OnHost bool
+type Gateway = builtin.Gateway
 
 // Gateways returns the gateways of a loaded network, from its configuration: no
 // container need be attached to it. They are those that the addresses in a Result have,
@@ -291,9 +290,7 @@ func (r *Runtime) Gateways(network string) ([]Gateway, error) {
 		if err != nil {
 			return nil, fmt.Errorf("gateways of network %q: %w: %w", network, ErrNotFound, err)
 		}
-		for _, g := range some {
-			all = append(all, Gateway(g))
-		}
+		all = append(all, some...)
 	}
 	return all, nil
 }

@@ -17,14 +17,12 @@ import (
 // The names of the well-known capabilities (CONVENTIONS.md of
 // containernetworking/cni, "Well-known Capabilities").
 const (
-	capIPRanges       = "ipRanges"
-	capBandwidth      = "bandwidth"
-	capDNS            = "dns"
-	capIPs            = "ips"
-	capMAC            = "mac"
-	capInfinibandGUID = "infinibandGUID"
-	capDeviceID       = "deviceID"
-	capCgroupPath     = "cgroupPath"
+	capIPRanges   = "ipRanges"
+	capBandwidth  = "bandwidth"
+	capDNS        = "dns"
+	capIPs        = "ips"
+	capMAC        = "mac"
+	capCgroupPath = "cgroupPath"
 )
 
 // IPRanges is a range of addresses to allocate from.
@@ -61,8 +59,13 @@ type DNS struct {
 // …CgroupPath. The others require that a network declares the capability: otherwise
 // Setup returns ErrInvalidArgument before it changes anything.
 //
-// The value must encode as the JSON that its plugins expect. Values of this package's types (PortMapping, IPRanges, BandWidth,
-// DNS) are validated and converted as by their own options.
+// The value must encode as the JSON that its plugins expect. Values of this package's types
+// (PortMapping, IPRanges, BandWidth, DNS) are validated and converted as by their own
+// options. Well-known capabilities that have no option of their own:
+//
+//	infinibandGUID  string    "c2:11:22:33:44:55:66:77"
+//	deviceID        string    the device to attach, "0000:04:00.5"
+//	aliases         []string  names of the container on the network
 func WithCapability(name string, capability any) NamespaceOpts {
 	return give(func(ns *Namespace) {
 		ns.capabilityArgs[name] = capability
@@ -130,30 +133,18 @@ func WithCapabilityIPs(ips ...string) NamespaceOpts {
 }
 
 // WithCapabilityMAC requests this hardware address, "c2:11:22:33:44:55".
-func WithCapabilityMAC(mac string) NamespaceOpts { return hardwareAddress(capMAC, mac, 6) }
-
-// WithCapabilityInfinibandGUID requests this InfiniBand GUID,
-// "c2:11:22:33:44:55:66:77".
-func WithCapabilityInfinibandGUID(guid string) NamespaceOpts {
-	return hardwareAddress(capInfinibandGUID, guid, 8)
-}
-
-func hardwareAddress(capability, value string, size int) NamespaceOpts {
+func WithCapabilityMAC(mac string) NamespaceOpts {
 	return func(ns *Namespace) error {
-		addr, err := net.ParseMAC(value)
-		if err == nil && len(addr) != size {
-			err = fmt.Errorf("%q has %d bytes, not %d", value, len(addr), size)
+		addr, err := net.ParseMAC(mac)
+		if err == nil && len(addr) != 6 {
+			err = fmt.Errorf("%q has %d bytes, not 6", mac, len(addr))
 		}
 		if err != nil {
-			return fmt.Errorf("capability %s: %w: %w", capability, err, ErrInvalidArgument)
+			return fmt.Errorf("capability %s: %w: %w", capMAC, err, ErrInvalidArgument)
 		}
-		return requireCapability(capability, value)(ns)
+		return requireCapability(capMAC, mac)(ns)
 	}
 }
-
-// WithCapabilityDeviceID names the device to attach, for example by its PCI
-// address "0000:04:00.5".
-func WithCapabilityDeviceID(id string) NamespaceOpts { return requireCapability(capDeviceID, id) }
 
 type wireRange struct {
 	Subnet     string `json:"subnet"`

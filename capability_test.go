@@ -55,7 +55,6 @@ func TestCapabilityThatCannotBe(t *testing.T) {
 		"capability ips: netip.ParsePrefix(\"10.0.0.1/\")":   WithCapabilityIPs("10.0.0.1/"),
 		"capability mac: address":                            WithCapabilityMAC("c2:11"),
 		"c2:11:22:33:44:55:66:77\" has 8 bytes, not 6":       WithCapabilityMAC("c2:11:22:33:44:55:66:77"),
-		"c2:11:22:33:44:55\" has 6 bytes, not 8":             WithCapabilityInfinibandGUID("c2:11:22:33:44:55"),
 		"capability ipRanges: subnet: netip.ParsePrefix":     ranges(IPRanges{Subnet: "10.0.0.0"}),
 		"range of 10.0.0.0/8: ParseAddr(\"s\")":              ranges(IPRanges{Subnet: "10.0.0.0/8", RangeStart: "s"}),
 		"range of 10.0.0.0/8: ParseAddr(\"e\")":              ranges(IPRanges{Subnet: "10.0.0.0/8", RangeEnd: "e"}),

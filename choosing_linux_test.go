@@ -157,7 +157,6 @@ func TestTheLibrarysOwnLoopbackNetworkRunsInProcess(t *testing.T) {
 		want      string
 	}{
 		"installed":                  {[]cni.Opt{cni.WithLoNetwork}, true, ours},
-		"WithLoopback":               {[]cni.Opt{cni.WithLoopback}, true, ours},
 		"not installed":              {[]cni.Opt{cni.WithLoNetwork}, false, ours},
 		"another type is preferred":  {[]cni.Opt{cni.WithLoNetwork, cni.WithBuiltinPlugins("bridge")}, true, ours},
 		"registered":                 {[]cni.Opt{cni.WithLoNetwork, cni.WithPlugin("loopback", testhost.Idle{})}, true, callers},

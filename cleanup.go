@@ -2,31 +2,12 @@ package cni
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"maps"
 	"net/netip"
-	"slices"
-	"strings"
 
 	"github.com/embedcni/cni/internal/engine/engine"
 	"github.com/embedcni/cni/internal/store/record"
 )
-
-// RecoverOption is an option of Recover.
-type RecoverOption func(*recoverOptions)
-
-type recoverOptions struct{ broken engine.BrokenAction }
-
-// ReportBroken has Recover change nothing in a container that is broken. The differences
-// are the reason in Report.Kept. It is an option itself, and is passed without a call.
-func ReportBroken(o *recoverOptions) { o.broken = engine.ReportBroken }
-
-// RemoveBroken has Recover remove a container, as Remove does, if something that its Setup
-// has made is missing or different. A failed CHECK alone is not a reason, nor is a setting
-// of the host, such as that it does not forward packets. It is an option itself, and is
-// passed without a call.
-func RemoveBroken(o *recoverOptions) { o.broken = engine.RemoveBroken }
 
 // Recover is for the start of a program. It adopts each container of this owner
 // that was attached in this boot of the machine and whose network namespace is
@@ -40,7 +21,7 @@ func RemoveBroken(o *recoverOptions) { o.broken = engine.RemoveBroken }
 // configuration older than CHECK raises no doubt, nor does a CHECK that fails for healthy
 // containers too. Recover adds missing parts, as Repair does with no options, except those
 // that are held (see package guard): Report.Repaired has them. Parts that remain broken are
-// the reason in Report.Kept. ReportBroken and RemoveBroken decide otherwise.
+// the reason in Report.Kept.
 //
 // An abandoned container (see WithoutReaping) whose namespace the runtime no
 // longer keeps alive, but somebody else may, is in Report.Skipped.
@@ -57,16 +38,12 @@ func RemoveBroken(o *recoverOptions) { o.broken = engine.RemoveBroken }
 //
 // The error is the reason why Recover could not examine the containers. The
 // report has the outcome for each container.
-func (r *Runtime) Recover(ctx context.Context, opts ...RecoverOption) (*Report, error) {
-	var o recoverOptions
-	for _, set := range opts {
-		set(&o)
-	}
-	found, err := r.current.Load().eng.Recover(ctx, o.broken)
+func (r *Runtime) Recover(ctx context.Context) (*Report, error) {
+	found, err := r.current.Load().eng.Recover(ctx)
 	if err != nil {
 		err = fmt.Errorf("recover: %w", err)
 	}
-	return asReport(found), err
+	return found, err
 }
 
 // GCOptions configures GC.
@@ -139,7 +116,7 @@ func (r *Runtime) GC(ctx context.Context, o GCOptions) (*Report, error) {
 	if err != nil {
 		err = fmt.Errorf("collect garbage: %w", err)
 	}
-	return asReport(found), err
+	return found, err
 }
 
 // check refuses options that contradict each other.
@@ -165,7 +142,7 @@ func (r *Runtime) RetryRemovals(ctx context.Context) (*Report, error) {
 	if err != nil {
 		err = fmt.Errorf("repeat removals: %w", err)
 	}
-	return asReport(found), err
+	return found, err
 }
 
 // CleanUpTarget names the attachment for CleanUp.
@@ -210,126 +187,43 @@ func (r *Runtime) CleanUp(ctx context.Context, t CleanUpTarget) ([]string, error
 	return found, nil
 }
 
-// Report lists the containers that Recover or GC has looked at, by ID.
-type Report struct {
-	Adopted []string // attached and alive: kept
-	// Removed are the containers of which this call has removed this owner's
-	// attachments, and verified that nothing of them remains.
-	Removed []string
-	// Kept are the containers in Adopted that are not known to be healthy, with
-	// the reason: CHECK failed or could not run, the interface is gone, or the
-	// path no longer leads to the namespace; see Health, whose Err it is. The
-	// caller decides: Check returns details, Remove removes them.
-	Kept map[string]error
-	// Repaired are the parts of containers in Adopted that were missing, and that
-	// Recover has made again.
-	Repaired map[string][]Difference `json:",omitempty"`
-	// Failed could not be removed and are still recorded. A container that is
-	// also in Adopted is alive; an attachment besides those of its Setup could
-	// not be removed.
-	Failed map[string]error
-	// Skipped were not changed, with the reason: another call has the container
-	// locked, it is unknown whether the container is alive, or its record cannot
-	// be used; see RecordError. A record that names no container is listed as
-	// "record" and the name of its file.
-	Skipped map[string]error
-	// Reclaimed has a line for each leftover that GC found of containers that are
-	// no longer on record.
-	Reclaimed []string
-	// Left has a line for each leftover that GC found but must not remove,
-	// because it may belong to somebody else, and for each record that Recover deleted
-	// because it says nothing. Each line says what to do.
-	Left []string
-	// OtherOwners are the other owners of attachments, which this call has left alone.
-	// It is set only if WithOwner was not given; see there.
-	OtherOwners []string `json:",omitempty"`
-}
-
-// MarshalJSON encodes the report as an object with the names of its fields. Errors
-// become their texts.
-func (r Report) MarshalJSON() ([]byte, error) {
-	type plain Report
-	return json.Marshal(struct {
-		plain
-		Kept, Failed, Skipped map[string]string
-	}{plain(r), texts(r.Kept), texts(r.Failed), texts(r.Skipped)})
-}
-
-// String has a line for each container and each leftover.
-func (r Report) String() string {
-	var lines []string
-	for _, id := range r.Adopted {
-		line := id + ": adopted"
-		if why := r.Kept[id]; why != nil {
-			line += ", not known to be healthy: " + why.Error()
-		}
-		lines = append(lines, line)
-		for _, d := range r.Repaired[id] {
-			lines = append(lines, id+": repaired: "+d.String())
-		}
-	}
-	for _, id := range r.Removed {
-		lines = append(lines, id+": removed")
-	}
-	for _, why := range []struct {
-		what string
-		of   map[string]error
-	}{{"failed", r.Failed}, {"skipped", r.Skipped}} {
-		for _, id := range slices.Sorted(maps.Keys(why.of)) {
-			lines = append(lines, fmt.Sprintf("%s: %s: %v", id, why.what, why.of[id]))
-		}
-	}
-	for _, line := range r.Reclaimed {
-		lines = append(lines, "reclaimed: "+line)
-	}
-	for _, line := range r.Left {
-		lines = append(lines, "left: "+line)
-	}
-	if len(r.OtherOwners) > 0 {
-		lines = append(lines, "not examined: the attachments of other owners: "+strings.Join(r.OtherOwners, ", "))
-	}
-	return strings.Join(lines, "\n")
-}
-
-// Err joins the failures, or is nil. Kept and skipped containers are no
-// failures. That of a nil Report is nil, so that errors.Join(err, report.Err()) has all
-// that a call of Recover or GC has not done.
-func (r *Report) Err() error {
-	if r == nil {
-		return nil
-	}
-	var errs []error
-	for id, err := range r.Failed {
-		errs = append(errs, fmt.Errorf("container %s: %w", id, err))
-	}
-	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
-	return engine.Join(errs...)
-}
-
-func texts(errs map[string]error) map[string]string {
-	if errs == nil {
-		return nil
-	}
-	all := make(map[string]string, len(errs))
-	for id, err := range errs {
-		all[id] = err.Error()
-	}
-	return all
-}
-
-func asReport(r *engine.Report) *Report {
-	if r == nil {
-		return nil
-	}
-	report := &Report{
-		Adopted: r.Adopted, Removed: r.Removed, Kept: r.Kept, Failed: r.Failed, Skipped: r.Skipped,
-		Reclaimed: r.Reclaimed, Left: r.Left, OtherOwners: r.OtherOwners,
-	}
-	for id, found := range r.Repaired {
-		if report.Repaired == nil {
-			report.Repaired = make(map[string][]Difference)
-		}
-		report.Repaired[id] = differences(found)
-	}
-	return report
-}
+// Report lists the containers that Recover or GC has looked at, by ID. Printed it has a line
+// for each container and each leftover. Its JSON has the names of the fields, and the texts
+// of errors.
+//
+//	Adopted []string // attached and alive: kept
+//	// Removed are the containers of which this call has removed this owner's
+//	// attachments, and verified that nothing of them remains.
+//	Removed []string
+//	// Kept are the containers in Adopted that are not known to be healthy, with
+//	// the reason: CHECK failed or could not run, the interface is gone, or the
+//	// path no longer leads to the namespace; see Health, whose Err it is. The
+//	// caller decides: Check returns details, Remove removes them.
+//	Kept map[string]error
+//	// Repaired are the parts of containers in Adopted that were missing, and that
+//	// Recover has made again.
+//	Repaired map[string][]Difference
+//	// Failed could not be removed and are still recorded. A container that is
+//	// also in Adopted is alive; an attachment besides those of its Setup could
+//	// not be removed.
+//	Failed map[string]error
+//	// Skipped were not changed, with the reason: another call has the container
+//	// locked, it is unknown whether the container is alive, or its record cannot
+//	// be used; see RecordError. A record that names no container is listed as
+//	// "record" and the name of its file.
+//	Skipped map[string]error
+//	// Reclaimed has a line for each leftover that GC found of containers that are
+//	// no longer on record.
+//	Reclaimed []string
+//	// Left has a line for each leftover that GC found but must not remove,
+//	// because it may belong to somebody else, and for each record that Recover deleted
+//	// because it says nothing. Each line says what to do.
+//	Left []string
+//	// OtherOwners are the other owners of attachments, which this call has left alone.
+//	// It is set only if WithOwner was not given; see there.
+//	OtherOwners []string
+//
+// Its method Err joins the failures, or is nil. Kept and skipped containers are no failures.
+// That of a nil Report is nil, so that errors.Join(err, report.Err()) has all that a call of
+// Recover or GC has not done.
+type Report = engine.Report

@@ -150,8 +150,8 @@ func (l *loaded) setup(ctx context.Context, ns *Namespace, serially bool) (*Resu
 // reference plugins and verifies that nothing remains.
 //
 // It returns nil if nothing remains. The error of a failed DEL is only logged if the
-// sweep covers that plugin, unless WithTeardownErrors is set; otherwise Remove returns
-// a *LeftoverError. Then the record stays, and Remove, Recover or GC tries again. If
+// sweep covers that plugin (see also WithObserver); otherwise Remove returns a
+// *LeftoverError. Then the record stays, and Remove, Recover or GC tries again. If
 // the record cannot be used, Remove returns a *RecordError and changes nothing.
 //
 // Remove may be called again. A container without a record, attached by go-cni, is
@@ -301,11 +301,7 @@ func (r *Runtime) GetConfig() *ConfigResult {
 		for _, p := range n.conf.Config.Plugins {
 			list.Plugins = append(list.Plugins, networkConf(s.eng.RunnerOf(n.conf), p))
 		}
-		conf := &ConfNetwork{Config: list, IFName: n.conf.IfName, Form: n.form}
-		if n.form != "" {
-			conf.Path = n.path
-		}
-		c.Networks = append(c.Networks, conf)
+		c.Networks = append(c.Networks, &ConfNetwork{Config: list, IFName: n.conf.IfName})
 	}
 	return c
 }
@@ -335,10 +331,6 @@ type SkippedFile struct {
 type ConfNetwork struct {
 	Config *NetworkConfList
 	IFName string
-	// Form and Path are those of WithConfiguration: "conf" for the configuration of a single
-	// plugin, of which a list was made, or "conflist". Path is empty for bytes.
-	Form string `json:",omitempty"`
-	Path string `json:",omitempty"`
 }
 
 // NetworkConfList is a network's configuration, and its JSON source.

@@ -340,11 +340,11 @@ func ExampleRuntime_Health() {
 		log.Fatal(err)
 	}
 
-	report, err := rt.Health(ctx, cni.HealthOptions{})
+	all, err := rt.Health(ctx, cni.HealthOptions{})
 	if err != nil {
 		log.Fatal(err)
 	}
-	for _, h := range report.Containers {
+	for _, h := range all {
 		fmt.Println(h.ContainerID, "is", h.State)
 		for _, d := range h.Differences { // none here
 			fmt.Println(d.Plugin, d.Kind, d.Object, "repairable:", d.Repairable)
@@ -354,11 +354,11 @@ func ExampleRuntime_Health() {
 	if err := rt.Remove(ctx, "web-1", path); err != nil {
 		log.Fatal(err)
 	}
-	report, err = rt.Health(ctx, cni.HealthOptions{Containers: []string{"web-1"}})
+	all, err = rt.Health(ctx, cni.HealthOptions{Containers: []string{"web-1"}})
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(report)
+	fmt.Println(all[0])
 	if err := netns.Remove(path); err != nil {
 		log.Fatal(err)
 	}

@@ -2,9 +2,7 @@ package cni
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/embedcni/cni/internal/engine/engine"
@@ -37,7 +35,7 @@ type HealthOptions struct {
 	CheckBudget time.Duration
 }
 
-// Health looks at containers, and returns its verdict on each: whether all that its
+// Health looks at containers, and returns its verdict on each, in the order of the IDs: whether all that its
 // Setup made is still there, on the host and in its namespace. It changes nothing.
 //
 // Health compares the record of each container with the kernel: interfaces, addresses,
@@ -55,190 +53,97 @@ type HealthOptions struct {
 // The error is the reason why Health could not look at all; it says nothing about a
 // container. Health is safe for concurrent use. It waits for another call for a quarter
 // of a second at most.
-func (r *Runtime) Health(ctx context.Context, o HealthOptions) (*HealthReport, error) {
-	s := r.current.Load()
-	found, err := s.eng.Health(ctx, engine.HealthOptions(o))
+func (r *Runtime) Health(ctx context.Context, o HealthOptions) ([]Health, error) {
+	all, err := r.current.Load().eng.Health(ctx, engine.HealthOptions(o))
 	if err != nil {
 		return nil, fmt.Errorf("health: %w", err)
 	}
-	report := &HealthReport{Compared: found.Compared, Checks: HealthChecks(found.Checks)}
-	for _, v := range found.Containers {
-		report.Containers = append(report.Containers, Health{v.ContainerID, HealthState(v.State), differences(v.Differences), v.Reason, v.Uncompared})
-	}
-	return report, nil
-}
-
-// HealthReport has the verdict on each container that Health has looked at.
-type HealthReport struct {
-	Containers []Health // in the order of their IDs
-	// Compared is the time that the comparison took.
-	Compared time.Duration
-	Checks   HealthChecks
-}
-
-// String has the verdict on each container, and a line about the CHECKs if there were
-// any.
-func (r *HealthReport) String() string {
-	var lines []string
-	for _, h := range r.Containers {
-		lines = append(lines, h.String())
-	}
-	if c := r.Checks; c.Asked+c.NotAsked > 0 {
-		lines = append(lines, fmt.Sprintf("CHECK: %d asked, %d failed, %d gave no answer; %d attachments not asked", c.Asked, c.Failed, c.Unanswered, c.NotAsked))
-	}
-	return strings.Join(lines, "\n")
-}
-
-// HealthChecks counts the CHECKs of plugins.
-type HealthChecks struct {
-	Asked      int // plugins
-	Failed     int // that said that something is wrong, and may be right
-	Unanswered int // that gave no answer, or one that healthy containers get too
-	// NotAsked are the attachments whose plugins were not asked, because another call had
-	// the container locked, or the budget was used up.
-	NotAsked int
-	Took     time.Duration
+	return all, nil
 }
 
 // HealthState is the verdict on a container.
-type HealthState string
+type HealthState = health.State
 
 const (
 	// StateHealthy: nothing is missing or different, as far as anybody can tell; see
 	// Health.Uncompared.
-	StateHealthy HealthState = "healthy"
+	StateHealthy = health.Healthy
 	// StateBroken: something is missing or different; see Health.Differences.
-	StateBroken HealthState = "broken"
+	StateBroken = health.Broken
 	// StateUnknown: it is not known whether the container is healthy; see Health.Reason.
-	StateUnknown HealthState = "unknown"
+	StateUnknown = health.Unknown
 	// StateGone: its network namespace is gone, or was of an earlier boot of the machine.
 	// Remove or Recover removes it.
-	StateGone HealthState = "gone"
+	StateGone = health.Gone
 	// StateNotAttached: no attachment of it is on record.
-	StateNotAttached HealthState = "not attached"
+	StateNotAttached = health.NotAttached
 	// StateElsewhere: it is attached in another network namespace than the one in
 	// HealthOptions.NetNS, or that path leads to none.
-	StateElsewhere HealthState = "elsewhere"
+	StateElsewhere = health.Elsewhere
 )
 
-// Health is the verdict on one container.
-type Health struct {
-	ContainerID string // or, for a record that names none, "record" and its file's name
-	State       HealthState
-
-	// Differences are the parts that are missing or different. Only a broken container
-	// has any.
-	Differences []Difference
-
-	// Reason is why the state is unknown, or the container gone. A broken container has
-	// one too if a part of it could not be examined, and a healthy one if the CHECK of a
-	// plugin has failed over a difference that does not matter and that nobody restores,
-	// such as another hardware address of the bridge. If the CHECK of a plugin fails for
-	// healthy containers too, and the comparison finds nothing wrong, the state is unknown:
-	// the bridge plugin's does without an IPAM plugin, and others of the reference plugins
-	// do in some configurations. These errors are among the reasons:
-	//
-	//   - context.DeadlineExceeded: a plugin took too long for CHECK, or the budget was used up
-	//   - ErrPluginKilled, ErrNoAnswer: a plugin ended without an answer
-	//   - ErrPluginNotReady: a plugin wants to be asked later, or is not available
-	//   - ErrNoCheck: the configuration is older than CHECK
-	//   - ErrPluginNotFound, ErrInsecureFile
-	//   - ErrBusy: another call for the container is in progress
-	//   - ErrInvalidNetNS: its path no longer leads to its namespace
-	//   - ErrHostNetNS: the namespace in which its plugins ran is gone, or out of reach
-	//   - *RecordError
-	Reason error
-
-	// Uncompared are the types of plugins whose part nobody has compared, and whose CHECK
-	// was not asked because HealthOptions or the network's disableCheck forbid it.
-	Uncompared []string
-}
-
-// Err returns nil if the container is healthy, and otherwise an error with the
-// differences and the reason. errors.Is and errors.As find what Reason and the
-// differences wrap.
-func (h Health) Err() error {
-	var errs []error
-	for _, d := range h.Differences {
-		errs = append(errs, d.Err)
-	}
-	return engine.Doubt(h.ContainerID, health.State(h.State), errs, h.Reason)
-}
-
-// String has a line for the container, and one for each difference.
-func (h Health) String() string {
-	line := fmt.Sprintf("%s: %s", h.ContainerID, h.State)
-	if h.Reason != nil {
-		line += ": " + h.Reason.Error()
-	}
-	if len(h.Uncompared) > 0 {
-		line += "; not compared: " + strings.Join(h.Uncompared, ", ")
-	}
-	for _, d := range h.Differences {
-		line += "\n  " + d.String()
-	}
-	return line
-}
-
-// MarshalJSON encodes the verdict as an object with the names of its fields. Reason
-// becomes its text.
-func (h Health) MarshalJSON() ([]byte, error) {
-	type plain Health
-	return json.Marshal(struct {
-		plain
-		Reason string
-	}{plain(h), textOf(h.Reason)})
-}
-
-func textOf(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
+// Health is the verdict on one container. Printed it has a line for the container, and one
+// for each difference. Its JSON has the names of the fields, and the text of Reason.
+//
+//	ContainerID string // or, for a record that names none, "record" and its file's name
+//	State       HealthState
+//
+//	// Differences are the parts that are missing or different. Only a broken container
+//	// has any.
+//	Differences []Difference
+//
+//	// Reason is why the state is unknown, or the container gone; see below.
+//	Reason error
+//
+//	// Uncompared are the types of plugins whose part nobody has compared, and whose CHECK
+//	// was not asked because HealthOptions or the network's disableCheck forbid it.
+//	Uncompared []string
+//
+// Its method Err returns nil if the container is healthy, and otherwise an error with the
+// differences and the reason. errors.Is and errors.As find what Reason and the differences
+// wrap.
+//
+// A broken container has a Reason too if a part of it could not be examined, and a healthy
+// one if the CHECK of a plugin has failed over a difference that does not matter and that
+// nobody restores, such as another hardware address of the bridge. If the CHECK of a plugin
+// fails for healthy containers too, and the comparison finds nothing wrong, the state is
+// unknown: the bridge plugin's does without an IPAM plugin, and others of the reference
+// plugins do in some configurations. These errors are among the reasons:
+//
+//   - context.DeadlineExceeded: a plugin took too long for CHECK, or the budget was used up
+//   - ErrPluginKilled, ErrNoAnswer: a plugin ended without an answer
+//   - ErrPluginNotReady: a plugin wants to be asked later, or is not available
+//   - ErrNoCheck: the configuration is older than CHECK
+//   - ErrPluginNotFound, ErrInsecureFile
+//   - ErrBusy: another call for the container is in progress
+//   - ErrInvalidNetNS: its path no longer leads to its namespace
+//   - ErrHostNetNS: the namespace in which its plugins ran is gone, or out of reach
+//   - *RecordError
+type Health = engine.Health
 
 // Difference is a part of an attachment that is missing, or is not as its ADD made it.
-type Difference struct {
-	Network string
-	IfName  string
-	Plugin  string // the type of the plugin whose part it is
-	// Kind is the kind of the object: interface, address, route, queue, bridge, bridge port,
-	// sysctl, reservation (of an address, by an IPAM plugin), rule (of a packet filter), port
-	// (of the host, forwarded to the container), zone (of firewalld), or check: the CHECK of a
-	// plugin has failed, and only that plugin knows more than Err.
-	Kind   string
-	Inside bool   // it is in the container's namespace; else it is on the host
-	Object string // its name: "vethab12", "10.1.0.1/24 on cni0", "tcp 8080"
-	Wanted string // its recorded value
-	Found  string // its value now; empty if it is missing
-
-	// Repairable reports whether Repair can put it right. Inside a container Repair
-	// changes nothing unless it is asked to. Otherwise Why says why not.
-	Repairable bool
-	Why        string
-
-	Err error // the error of CHECK for it
-}
-
-// String describes the difference in a line.
-func (d Difference) String() string { return engine.Difference(d).String() }
-
-// MarshalJSON encodes the difference as an object with the names of its fields. Err
-// becomes its text.
-func (d Difference) MarshalJSON() ([]byte, error) {
-	type plain Difference
-	return json.Marshal(struct {
-		plain
-		Err string
-	}{plain(d), textOf(d.Err)})
-}
-
-func differences(found []engine.Difference) (all []Difference) {
-	for _, d := range found {
-		all = append(all, Difference(d))
-	}
-	return all
-}
+// Printed it is a line. Its JSON has the names of the fields, and the text of Err.
+//
+//	Network, IfName string
+//	Plugin          string // the type of the plugin whose part it is
+//
+//	// Kind is the kind of the object: interface, address, route, queue, bridge, bridge port,
+//	// sysctl, reservation (of an address, by an IPAM plugin), rule (of a packet filter), port
+//	// (of the host, forwarded to the container), zone (of firewalld), or check: the CHECK of a
+//	// plugin has failed, and only that plugin knows more than Err.
+//	Kind   string
+//	Inside bool   // it is in the container's namespace; else it is on the host
+//	Object string // its name: "vethab12", "10.1.0.1/24 on cni0", "tcp 8080"
+//	Wanted string // its recorded value
+//	Found  string // its value now; empty if it is missing
+//
+//	// Repairable reports whether Repair can put it right. Inside a container Repair
+//	// changes nothing unless it is asked to. Otherwise Why says why not.
+//	Repairable bool
+//	Why        string
+//
+//	Err error // the error of CHECK for it
+type Difference = engine.Difference
 
 // RepairOptions configures Repair.
 type RepairOptions struct {
@@ -281,99 +186,34 @@ type RepairOptions struct {
 // record damaged. Attachments that are being made or removed are not repaired. Repair
 // waits for other calls for the container, and for GC. It is safe for concurrent use.
 func (r *Runtime) Repair(ctx context.Context, id string, o RepairOptions) (*RepairReport, error) {
-	report, err := r.current.Load().eng.Repair(ctx, record.ID(id), o.inner(), true)
+	report, err := r.current.Load().eng.Repair(ctx, record.ID(id), engine.RepairOptions(o))
 	if err != nil {
 		err = fmt.Errorf("repair container %q: %w", id, err)
 	}
-	return asRepairReport(report), err
+	return report, err
 }
 
-// RepairReport is the outcome of Repair for one container.
-type RepairReport struct {
-	ContainerID string
-	// Repaired were missing, and are there again.
-	Repaired []Difference
-	// Remaining are missing or different still.
-	Remaining []Remaining
-	// Unknown has an *Error for each part that could not be judged: the attachment is
-	// being made or removed, the comparison failed, or the CHECK of a plugin that is not
-	// built in failed and may be right. It is ErrNotRepairable unless another attempt may succeed.
-	Unknown []error
-}
-
-// Remaining is a difference that Repair has left.
-type Remaining struct {
-	Difference
-	// Reason is ErrNotRepairable, ErrInContainer, ErrHeld, the *Error of a repair that
-	// failed, or that RepairOptions.Want has not chosen it.
-	Reason error
-}
-
-// Err returns nil if the container is known to be as its Setup made it, and otherwise
-// all reasons.
-func (r *RepairReport) Err() error {
-	var errs []error
-	for _, left := range r.Remaining {
-		errs = append(errs, fmt.Errorf("%v: %w", left.Difference, left.Reason))
-	}
-	return engine.Join(append(errs, r.Unknown...)...)
-}
-
-// String has a line for each thing that was missing, or is.
-func (r *RepairReport) String() string {
-	var lines []string
-	for _, d := range r.Repaired {
-		lines = append(lines, fmt.Sprintf("%s: repaired: %v", r.ContainerID, d))
-	}
-	for _, left := range r.Remaining {
-		lines = append(lines, fmt.Sprintf("%s: remains: %v: %v", r.ContainerID, left.Difference, left.Reason))
-	}
-	for _, err := range r.Unknown {
-		lines = append(lines, fmt.Sprintf("%s: unknown: %v", r.ContainerID, err))
-	}
-	return strings.Join(lines, "\n")
-}
-
-// MarshalJSON encodes the report as an object with the names of its fields. Errors
-// become their texts.
-func (r *RepairReport) MarshalJSON() ([]byte, error) {
-	type plain RepairReport
-	unknown := []string{}
-	for _, err := range r.Unknown {
-		unknown = append(unknown, err.Error())
-	}
-	return json.Marshal(struct {
-		plain
-		Unknown []string
-	}{plain(*r), unknown})
-}
-
-// MarshalJSON encodes the difference with its reason as text.
-func (r Remaining) MarshalJSON() ([]byte, error) {
-	return json.Marshal(struct {
-		Difference Difference
-		Reason     string
-	}{r.Difference, textOf(r.Reason)})
-}
-
-func (o RepairOptions) inner() engine.RepairOptions {
-	in := engine.RepairOptions{Inside: o.Inside, Unheld: o.Unheld}
-	if o.Want != nil {
-		in.Want = func(id string, d engine.Difference) bool { return o.Want(id, Difference(d)) }
-	}
-	return in
-}
-
-func asRepairReport(r *engine.RepairReport) *RepairReport {
-	if r == nil {
-		return nil
-	}
-	report := &RepairReport{ContainerID: r.ContainerID, Repaired: differences(r.Repaired), Unknown: r.Unknown}
-	for _, left := range r.Remaining {
-		report.Remaining = append(report.Remaining, Remaining{Difference(left.Difference), left.Reason})
-	}
-	return report
-}
+// RepairReport is the outcome of Repair for one container. Printed it has a line for each
+// thing that was missing, or is. Its JSON has the names of the fields, and the texts of
+// errors.
+//
+//	ContainerID string
+//	Repaired    []Difference // were missing, and are there again
+//	Remaining   []struct {   // are missing or different still
+//		Difference
+//		// Reason is ErrNotRepairable, ErrInContainer, ErrHeld, the *Error of a repair that
+//		// failed, or that RepairOptions.Want has not chosen it.
+//		Reason error
+//	}
+//	// Unknown has an *Error for each part that could not be judged: the attachment is
+//	// being made or removed, the comparison failed, or the CHECK of a plugin that is not
+//	// built in failed and may be right. It is ErrNotRepairable unless another attempt may
+//	// succeed.
+//	Unknown []error
+//
+// Its method Err returns nil if the container is known to be as its Setup made it, and
+// otherwise all reasons.
+type RepairReport = engine.RepairReport
 
 // RepairAll repairs this owner's attachments of several containers, as Repair does, but
 // many at a time: it reads the host once for all that it can lock, and changes the packet
@@ -392,9 +232,9 @@ func (r *Runtime) RepairAll(ctx context.Context, ids []string, o RepairOptions) 
 	for i, id := range ids {
 		all[i] = record.ID(id)
 	}
-	done := e.RepairAll(ctx, all, o.inner())
+	done := e.RepairAll(ctx, all, engine.RepairOptions(o))
 	for _, id := range all {
-		reports = append(reports, asRepairReport(done[id]))
+		reports = append(reports, done[id])
 	}
 	return reports, nil
 }

@@ -263,7 +263,7 @@ func (r *Runtime) SetMetadata(ctx context.Context, id string, values map[string]
 
 // WithNetworkConfig attaches the container to a network that need not be loaded: config
 // is its configuration, for this call, as a list of plugins or as that of a single
-// plugin; see WithConfiguration. Its interface is the prefix with the number of networks
+// plugin. Its interface is the prefix with the number of networks
 // that the call selects before it, unless opts have WithInterfaceName. Otherwise it is
 // WithNetwork, and a call can have both, more than once. A call whose networks are all
 // its own needs no loaded ones.
@@ -280,7 +280,7 @@ func WithNetworkConfig(config []byte, opts ...NamespaceOpts) NamespaceOpts {
 			return fmt.Errorf("a network's configuration inside WithNetwork: %w", ErrInvalidArgument)
 		}
 		ns.own = true
-		list, _, err := conflist.ParseAny(config)
+		list, err := conflist.ParseAny(config)
 		if err == nil {
 			err = conflist.RequireName(list)
 		}

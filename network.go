@@ -2,13 +2,11 @@ package cni
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
 
-	"github.com/containernetworking/cni/libcni"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/engine/engine"
@@ -20,7 +18,6 @@ import (
 type Network struct {
 	conf   *engine.Network
 	path   string // of the file it came from; empty for bytes
-	form   string
 	loaded *loaded
 }
 
@@ -101,11 +98,10 @@ type origin struct {
 // build is a configuration under construction: settings are final, networks are being
 // added. previous is the configuration that a Load would replace.
 type build struct {
-	settings   *settings
-	previous   *loaded
-	networks   []*Network
-	skipped    []SkippedFile
-	unnumbered int // networks that do not count for the numbers of interfaces
+	settings *settings
+	previous *loaded
+	networks []*Network
+	skipped  []SkippedFile
 }
 
 func (b *build) reader() conflist.Reader {
@@ -126,7 +122,7 @@ func (b *build) add(n *Network, err error) error {
 
 // next returns the interface name of the next network: prefix and the number of
 // networks so far, as in go-cni.
-func (b *build) next() string { return ifName(b.settings.prefix, len(b.networks)-b.unnumbered) }
+func (b *build) next() string { return ifName(b.settings.prefix, len(b.networks)) }
 
 func withLoader(load func(b *build) error) Opt { return withOrigin(origin{}, load) }
 
@@ -153,21 +149,12 @@ const loopbackConf = `{
 //
 // As with go-cni, it counts as a network: a list that WithConfListBytes or
 // WithConfListFile loads after it gets eth1, and the Result has an eth0 without
-// addresses. With [WithLoopback] in its place the list gets eth0.
-func WithLoNetwork(c *config) error { return withLoader((*build).addLoopback)(c) }
-
-// WithLoopback is WithLoNetwork, but the network does not count for the numbers of
-// interfaces: the list that is loaded next gets eth0.
-func WithLoopback(c *config) error {
+// addresses. Behind the list in the order of the options, it leaves eth0 to the list.
+func WithLoNetwork(c *config) error {
 	return withLoader(func(b *build) error {
-		b.unnumbered++
-		return b.addLoopback()
+		list, err := conflist.Parse([]byte(loopbackConf))
+		return b.add(&Network{conf: &engine.Network{Config: list, IfName: "lo", IsLo: true}}, err)
 	})(c)
-}
-
-func (b *build) addLoopback() error {
-	list, err := conflist.Parse([]byte(loopbackConf))
-	return b.add(&Network{conf: &engine.Network{Config: list, IfName: "lo", IsLo: true}}, err)
 }
 
 // WithConf loads a single plugin's configuration from bytes. Its interface is
@@ -214,50 +201,6 @@ func WithConfListFile(fileName string) Opt {
 	return withOrigin(origin{file: fileName}, func(b *build) error {
 		list, err := b.reader().List(fileName)
 		return b.add(&Network{conf: &engine.Network{Config: list, IfName: b.next()}, path: fileName}, err)
-	})
-}
-
-// WithConfiguration loads a configuration in whichever form it is: a string is the path
-// of a file, bytes are content; and either may be a list of plugins, or a single plugin,
-// of which it makes a list. The content decides, not the name of the file. Its interface
-// is the prefix with the number of networks loaded before it. GetConfig returns the form
-// and the path, and the log has them.
-func WithConfiguration[S string | []byte](source S) Opt {
-	if path, ok := any(source).(string); ok {
-		if strings.HasPrefix(strings.TrimSpace(path), "{") {
-			return func(*config) error {
-				return fmt.Errorf("a configuration's content is given as bytes, and a string is a path: %w", ErrInvalidArgument)
-			}
-		}
-		return withOrigin(origin{file: path}, func(b *build) error {
-			list, form, err := b.reader().Any(path)
-			return b.addAny(list, form, path, err)
-		})
-	}
-	data := slices.Clone([]byte(source))
-	return withLoader(func(b *build) error {
-		list, form, err := conflist.ParseAny(data)
-		return b.addAny(list, form, "", err)
-	})
-}
-
-func (b *build) addAny(list *libcni.NetworkConfigList, form conflist.Form, path string, err error) error {
-	if err == nil {
-		b.settings.Logger.Debug("configuration", "network", list.Name, "form", form, "path", path)
-	}
-	return b.add(&Network{conf: &engine.Network{Config: list, IfName: b.next()}, path: path, form: string(form)}, err)
-}
-
-// WithNetworkName loads the network of that name from the configuration
-// directory, from whichever file defines it first in name order. Its interface
-// is the prefix with the number of networks loaded before it.
-func WithNetworkName(name string) Opt {
-	return withOrigin(origin{dir: true}, func(b *build) error {
-		found, err := b.reader().Name(b.settings.pluginConfDir, name)
-		if errors.Is(err, conflist.ErrNone) {
-			return fmt.Errorf("%w: %w", configError(err), ErrNotFound)
-		}
-		return b.add(&Network{conf: &engine.Network{Config: found.List, IfName: b.next()}, path: found.Path}, err)
 	})
 }
 

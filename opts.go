@@ -188,12 +188,6 @@ func WithOwner(name string) Opt {
 	return set(func(c *config) { c.Owner, c.OwnerNamed = name, true })
 }
 
-// WithTeardownErrors makes Remove return the error of a failed DEL even if the sweep
-// has removed everything. By default the error is logged and Remove succeeds.
-func WithTeardownErrors() Opt {
-	return set(func(c *config) { c.TeardownErrors = true })
-}
-
 // WithHostNetNS sets the network namespace in which plugins run, by path. The
 // default is the calling thread's.
 func WithHostNetNS(path string) Opt {
@@ -503,33 +497,20 @@ func WithRetry(r Retry) Opt {
 // and traces. It is called by several goroutines at once, and the operation waits
 // for it. ctx is the operation's.
 func WithObserver(observe func(ctx context.Context, e Event)) Opt {
-	return set(func(c *config) { c.Observe = observer(observe) })
+	return set(func(c *config) { c.Observe = observe })
 }
 
 // Event describes one plugin call. Calls that an in-process plugin delegates, for
 // example to an IPAM plugin, are part of its own call. Built-in plugins leave some
 // changes for the end of the chain, to be made together; if those of a plugin fail,
 // there is another Event of the plugin, with the error.
-type Event struct {
-	Operation   string // CNI_COMMAND: ADD, DEL, CHECK, STATUS; or REPAIR, for a part that Repair made again
-	Network     string
-	Plugin      string // its type
-	PluginKind  string // as NetworkConf.Kind; empty if no plugin ran
-	ContainerID string // empty for STATUS
-	IfName      string // empty for STATUS, unless several loaded networks have the name
-	Duration    time.Duration
-	Err         error // nil if the call succeeded
-}
-
-// observer converts the calls that a Runner reports for the caller's function.
-func observer(observe func(context.Context, Event)) func(context.Context, runner.Event) {
-	if observe == nil {
-		return nil
-	}
-	return func(ctx context.Context, e runner.Event) {
-		observe(ctx, Event{
-			Operation: e.Verb, Network: e.Network, Plugin: e.Plugin, PluginKind: string(e.Kind),
-			ContainerID: e.ContainerID, IfName: e.IfName, Duration: e.Took, Err: e.Err,
-		})
-	}
-}
+//
+//	Operation   string // CNI_COMMAND: ADD, DEL, CHECK, STATUS; or REPAIR, for a part that Repair made again
+//	Network     string
+//	Plugin      string // its type
+//	PluginKind  string // as NetworkConf.Kind; empty if no plugin ran
+//	ContainerID string // empty for STATUS
+//	IfName      string // empty for STATUS, unless several loaded networks have the name
+//	Duration    time.Duration
+//	Err         error // nil if the call succeeded
+type Event = runner.Event

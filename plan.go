@@ -383,7 +383,7 @@ func (l *loaded) hasLoaded(network string) bool {
 // parseOwn reads configurations of one call.
 func parseOwn(configs [][]byte) (all []*engine.Network, err error) {
 	for _, config := range configs {
-		list, _, err := conflist.ParseAny(config)
+		list, err := conflist.ParseAny(config)
 		if err == nil {
 			err = conflist.RequireName(list)
 		}

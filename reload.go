@@ -27,15 +27,14 @@ type Reloaded struct {
 
 // Reload reads the configuration files again that the options of the last New or Load
 // name, and loads them if they have changed: those of WithDefaultConf, WithAllConf,
-// WithNetworkName, WithConfFile, WithConfListFile and WithConfiguration. So it also makes
+// WithConfFile and WithConfListFile. So it also makes
 // up for a Load that failed because a file was missing. netconf.Watch calls it after each
 // change.
 //
 // The networks are replaced as by Load: all or none. While the files cannot be loaded,
 // the networks stay as they are, and Ready has the reason. If nothing that the options
 // name exists any more, the networks are unloaded: Setup and Status then return
-// ErrCNINotInitialized; Remove and Check go on for containers that are attached. A network
-// that was chosen by WithNetworkName is never replaced by another.
+// ErrCNINotInitialized; Remove and Check go on for containers that are attached.
 func (r *Runtime) Reload() Reloaded {
 	r.loading.Lock()
 	defer r.loading.Unlock()

@@ -151,7 +151,7 @@ func (s spec) oneLine(n int) (attachment, error) {
 
 // ours is this library.
 func (s spec) ours(n int) (attachment, error) {
-	opts := []cni.Opt{cni.WithStateDir(filepath.Join(s.Dir, "state")), cni.WithOwner("bench"), cni.WithTeardownErrors()}
+	opts := []cni.Opt{cni.WithStateDir(filepath.Join(s.Dir, "state")), cni.WithOwner("bench")}
 	if s.Contender.Kind == kindDisk {
 		return s.runtime(n, append(opts, cni.WithPluginDir([]string{s.Plugins}))...)
 	}

@@ -315,7 +315,7 @@ func (f *Fake) all() (all []cni.Attachment) {
 }
 
 // Recover adopts every container.
-func (f *Fake) Recover(ctx context.Context, _ ...cni.RecoverOption) (report *cni.Report, err error) {
+func (f *Fake) Recover(ctx context.Context) (report *cni.Report, err error) {
 	report = &cni.Report{}
 	err = f.call(ctx, FakeCall{Method: "Recover"}, func() error {
 		report.Adopted = slices.Sorted(maps.Keys(f.attached))

@@ -171,7 +171,7 @@ type broken struct {
 }
 
 // judge takes the verdicts in. What nothing can be done about here is a matter of Recover.
-func (g *guard) judge(report *cni.HealthReport) (b broken) {
+func (g *guard) judge(all []cni.Health) (b broken) {
 	final := func(reason error) bool {
 		return errors.Is(reason, cni.ErrHostNetNS) || errors.Is(reason, cni.ErrInvalidNetNS) ||
 			errors.Is(reason, cni.ErrNotRepairable) || errors.As(reason, new(*cni.RecordError))
@@ -181,11 +181,11 @@ func (g *guard) judge(report *cni.HealthReport) (b broken) {
 			ill := func(h cni.Health) bool {
 				return h.ContainerID == id && (h.State == cni.StateBroken || h.State == cni.StateUnknown)
 			}
-			if !slices.ContainsFunc(report.Containers, ill) {
+			if !slices.ContainsFunc(all, ill) {
 				g.suspects.settled(time.Now(), id, nil)
 			}
 		}
-		for _, h := range report.Containers {
+		for _, h := range all {
 			switch id := h.ContainerID; {
 			case h.State == cni.StateUnknown && !final(h.Reason):
 				g.failed(id, h.Reason)

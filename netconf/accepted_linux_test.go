@@ -108,15 +108,13 @@ func wantLoaded(t *testing.T, data []byte) {
 	if err != nil || len(theirs.Plugins) == 0 {
 		t.Fatalf("libcni: %v\n%s", err, data)
 	}
-	for _, loaded := range []cni.Opt{cni.WithConfListBytes(data), cni.WithConfiguration(data)} {
-		r, err := cni.New(loaded)
-		if err != nil {
-			t.Fatalf("%v\n%s", err, data)
-		}
-		c := r.GetConfig()
-		if c.Networks[0].Config.Name != theirs.Name || len(c.Networks[0].Config.Plugins) != len(theirs.Plugins) {
-			t.Fatalf("%+v\n%s", c.Networks[0].Config, data)
-		}
+	r, err := cni.New(cni.WithConfListBytes(data))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, data)
+	}
+	c := r.GetConfig()
+	if c.Networks[0].Config.Name != theirs.Name || len(c.Networks[0].Config.Plugins) != len(theirs.Plugins) {
+		t.Fatalf("%+v\n%s", c.Networks[0].Config, data)
 	}
 }
 
@@ -130,7 +128,7 @@ func TestAcceptedByPlugins(t *testing.T) {
 		for kind, opts := range map[string][]cni.Opt{"reference": nil, "built-in": {cni.WithBuiltinPlugins()}} {
 			id := fmt.Sprintf("c%d-%s", n, kind)
 			path := h.Container(id)
-			r := h.Real(append(opts, cni.WithConfiguration(data))...)
+			r := h.Real(append(opts, cni.WithConfListBytes(data))...)
 			before := h.Audit()
 			_, err := r.Setup(t.Context(), id, path, testhost.MapPort(int32(20000+n)))
 			if err == nil {
@@ -165,7 +163,7 @@ func TestASetupAsksForAddresses(t *testing.T) {
 			id := name + "-" + kind
 			path := h.Container(id)
 			n := netconf.Network{Name: "n" + id, Plugins: c.plugins}
-			r := h.Real(append(opts, cni.WithConfiguration(expect.Value(n.Render())(t)))...)
+			r := h.Real(append(opts, cni.WithConfListBytes(expect.Value(n.Render())(t)))...)
 			result, err := r.Setup(t.Context(), id, path, cni.WithCapabilityIPs("10.9.0.77"), cni.WithCapabilityMAC(c.mac))
 			expect.NoError(t, err)
 			if err == nil {
@@ -227,7 +225,7 @@ func FuzzRender(f *testing.F) {
 		if _, err := libcni.NetworkConfFromBytes(data); err != nil {
 			t.Errorf("libcni: %v\n%s", err, data)
 		}
-		if _, err := cni.New(cni.WithConfiguration(data)); err != nil {
+		if _, err := cni.New(cni.WithConfListBytes(data)); err != nil {
 			t.Errorf("%v\n%s", err, data)
 		}
 	})

@@ -345,7 +345,7 @@ func (d Dir) others(n Network) (all []netip.Prefix, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: its subnets are unknown: %w", path, err)
 		}
-		if list, _, err := conflist.ParseAny(data); err != nil || list.Name != n.Name {
+		if list, err := conflist.ParseAny(data); err != nil || list.Name != n.Name {
 			all = append(all, scanPrefixes(data)...)
 		}
 	}

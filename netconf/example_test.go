@@ -29,7 +29,7 @@ func ExampleDir_Write() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	rt, err := cni.New(cni.WithConfiguration(written.Path))
+	rt, err := cni.New(cni.WithConfListFile(written.Path))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -63,17 +63,17 @@ func ExampleNetwork_Render() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	rt, err := cni.New(cni.WithConfiguration(data))
+	rt, err := cni.New(cni.WithConfListBytes(data))
 	if err != nil {
 		log.Fatal(err)
 	}
 	n := rt.GetConfig().Networks[0]
-	fmt.Println(n.Config.Name, n.IFName, n.Form)
+	fmt.Println(n.Config.Name, n.IFName)
 	for _, p := range n.Config.Plugins {
 		fmt.Println(p.Network.Type)
 	}
 	// Output:
-	// jobs eth0 conflist
+	// jobs eth0
 	// bridge
 	// firewall
 	// portmap
@@ -87,7 +87,7 @@ func ExampleWatch() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := rt.Load(cni.WithLoopback, cni.WithDefaultConf); err != nil {
+	if err := rt.Load(cni.WithLoNetwork, cni.WithDefaultConf); err != nil {
 		log.Print(err) // a network addon may write the file later
 	}
 	ctx, stop := context.WithCancel(context.Background())

@@ -97,15 +97,15 @@ func (r *run) run(ctx context.Context, expected []Expected) (_ *Result, err erro
 		ids = append(ids, e.ContainerID)
 	}
 	if len(ids) > 0 {
-		report, err := r.rt.Health(ctx, cni.HealthOptions{
+		all, err := r.rt.Health(ctx, cni.HealthOptions{
 			Containers: ids, NetNS: r.paths, WithoutCheck: r.options.WithoutCheck, CheckBudget: r.options.CheckBudget,
 		})
 		if err != nil {
 			return nil, err
 		}
 		for _, id := range ids {
-			i := slices.IndexFunc(report.Containers, func(h cni.Health) bool { return h.ContainerID == id })
-			result.Containers = append(result.Containers, Container{Health: report.Containers[i]})
+			i := slices.IndexFunc(all, func(h cni.Health) bool { return h.ContainerID == id })
+			result.Containers = append(result.Containers, Container{Health: all[i]})
 		}
 	}
 	if result.Unexpected, err = r.unexpected(); err != nil {
@@ -220,9 +220,9 @@ func (r *run) repair(ctx context.Context, e Expected, one *Container) {
 		}
 	}
 	// It may have been attached again meanwhile.
-	report, err := r.rt.Health(ctx, cni.HealthOptions{Containers: []string{e.ContainerID}, NetNS: r.paths, WithoutCheck: true})
-	if err == nil && report.Containers[0].State == cni.StateElsewhere {
-		err = report.Containers[0].Err()
+	now, err := r.rt.Health(ctx, cni.HealthOptions{Containers: []string{e.ContainerID}, NetNS: r.paths, WithoutCheck: true})
+	if err == nil && now[0].State == cni.StateElsewhere {
+		err = now[0].Err()
 	}
 	one.Err = errors.Join(one.Err, err)
 }

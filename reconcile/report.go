@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/embedcni/cni"
@@ -35,15 +34,6 @@ type Container struct {
 	// replacement. After a Setup that failed the container is not attached; a namespace that an
 	// earlier Setup made stays on record, see cni.WithNewNetNS.
 	Err error
-}
-
-// Of returns the outcome for a container, and reports whether there is one.
-func (r *Result) Of(id string) (Container, bool) {
-	i := slices.IndexFunc(r.Containers, func(c Container) bool { return c.Health.ContainerID == id })
-	if i < 0 {
-		return Container{}, false
-	}
-	return r.Containers[i], true
 }
 
 // Err joins the errors of all containers. Unexpected ones are no error.

@@ -116,7 +116,7 @@ func TestFault_F69_FlushedPortsCostLinearTime(t *testing.T) {
 			begun := spent(t)
 			health := expect.Value(h.r.Health(t.Context(), cni.HealthOptions{WithoutCheck: true}))(t)
 			judged[n] = spent(t) - begun
-			expect.Same(t, "differences: the ports and masquerading", len(health.Containers[0].Differences), n+1)
+			expect.Same(t, "differences: the ports and masquerading", len(health[0].Differences), n+1)
 			begun = spent(t)
 			report := expect.Value(h.r.Repair(t.Context(), "c0", cni.RepairOptions{}))(t)
 			repaired[n] = spent(t) - begun

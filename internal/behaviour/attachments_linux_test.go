@@ -136,7 +136,7 @@ func metadataOf(t *testing.T, r *cni.Runtime, id string) map[string]map[string]s
 func TestSetMetadata(t *testing.T) {
 	h := newRealHost(t)
 	list := cni.WithConfListBytes(dualList(h))
-	r := h.Runtime(cni.WithPluginDir(nil), cni.WithLoopback, list)
+	r := h.Runtime(cni.WithPluginDir(nil), list, cni.WithLoNetwork)
 	other := h.Runtime(cni.WithPluginDir(nil), cni.WithOwner("other"), cni.WithInterfacePrefix("net"), list)
 	before := h.Audit()
 	path := h.Container("c1")
@@ -153,7 +153,7 @@ func TestSetMetadata(t *testing.T) {
 	want := map[string]string{"pod": "p", "pid": "7", "pidfd": "x"}
 	others := map[string]string{"pid": "other's"}
 	wantAll := map[string]map[string]string{"lo": want, "eth0": want, "net0": others}
-	restarted := h.Runtime(cni.WithPluginDir(nil), cni.WithLoopback, list)
+	restarted := h.Runtime(cni.WithPluginDir(nil), list, cni.WithLoNetwork)
 	expect.Same(t, "after a restart", metadataOf(t, restarted, "c1"), wantAll)
 
 	for _, values := range []map[string]string{

@@ -56,7 +56,7 @@ func TestADeletedBridgeComesBackWithItsAddress(t *testing.T) {
 		return err == nil
 	})
 	health := expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
-	expect.Same(t, "healthy", testhost.Healthy(health), len(health.Containers)-1) // new0 is not on the bridge any more
+	expect.Same(t, "healthy", testhost.Healthy(health), len(health)-1) // new0 is not on the bridge any more
 	expect.NoError(t, r.Check(t.Context(), "c1", c1))
 }
 
@@ -134,7 +134,7 @@ func (h *guardedHost) verdicts() string {
 	h.t.Helper()
 	report := expect.Value(h.r.Health(h.t.Context(), cni.HealthOptions{Containers: h.ids}))(h.t)
 	var lines []string
-	for _, one := range report.Containers {
+	for _, one := range report {
 		lines = append(lines, one.String())
 	}
 	return strings.Join(lines, "\n")
@@ -326,7 +326,7 @@ func TestFault_F66_HealthAndRepairAgree(t *testing.T) {
 			report := expect.Value(h.r.Health(t.Context(), cni.HealthOptions{}))(t)
 			t.Log(report)
 			expect.Same(t, "healthy", testhost.Healthy(report), 2)
-			for _, one := range report.Containers {
+			for _, one := range report {
 				expect.NoError(t, one.Err())
 				expect.Says(t, one.ContainerID+": the note", one.Reason, "hardware address")
 			}

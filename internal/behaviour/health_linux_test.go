@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/scripted"
@@ -24,7 +25,7 @@ import (
 )
 
 // healthOf returns the verdict on c1.
-func healthOf(t *testing.T, r *cni.Runtime, o cni.HealthOptions) (cni.Health, *cni.HealthReport) {
+func healthOf(t *testing.T, r *cni.Runtime, o cni.HealthOptions) (cni.Health, []cni.Health) {
 	t.Helper()
 	report := expect.Value(r.Health(t.Context(), o))(t)
 	h, ok := testhost.VerdictOn(report, "c1")
@@ -156,27 +157,23 @@ func left(state record.State, dead bool) func(*stage) {
 	}
 }
 
-// TestHealthCountsChecks apart from the comparison.
-func TestHealthCountsChecks(t *testing.T) {
+// TestHealthAsksForChecks of all containers, and lists them in the order of their IDs.
+func TestHealthAsksForChecks(t *testing.T) {
 	s, _, conf := inhabited(t, "c1", "c2")
 	r := s.restarted(conf)
-	report := expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
-	report.Checks.Took = 0
-	expect.Same(t, "all well", report.Checks, cni.HealthChecks{Asked: 4})
-	expect.Same(t, "healthy", testhost.Healthy(report), 2)
+	all := expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
+	expect.Same(t, "healthy", testhost.Healthy(all), 2)
+	expect.Same(t, "calls", len(s.Took()), 4)
 
 	s.On("q", "CHECK", testhost.Says(5, "no"))
 	s.On("p", "CHECK", scripted.Action{})
-	report = expect.Value(r.Health(t.Context(), cni.HealthOptions{Containers: []string{"c2", "c1", "c2"}}))(t)
-	report.Checks.Took = 0
-	expect.Same(t, "one fails", report.Checks, cni.HealthChecks{Asked: 4, Failed: 2})
-	expect.Same(t, "order", []string{report.Containers[0].ContainerID, report.Containers[1].ContainerID}, []string{"c1", "c2"})
+	all = expect.Value(r.Health(t.Context(), cni.HealthOptions{Containers: []string{"c2", "c1", "c2"}}))(t)
+	expect.Same(t, "one fails", []any{all[0].ContainerID, all[0].State, all[1].ContainerID, all[1].State, len(all)},
+		[]any{"c1", cni.StateBroken, "c2", cni.StateBroken, 2})
 
 	s.On("p", "CHECK", scripted.Action{Signal: 9})
-	report = expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
-	report.Checks.Took = 0
-	expect.Same(t, "one is killed", report.Checks, cni.HealthChecks{Asked: 2, Unanswered: 2})
-	expect.Contains(t, "the report", report.String(), "c1: unknown: ", "CHECK: 2 asked, 0 failed, 2 gave no answer; 0 attachments not asked")
+	all = expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
+	expect.Same(t, "one is killed", []cni.HealthState{all[0].State, all[1].State}, []cni.HealthState{cni.StateUnknown, cni.StateUnknown})
 }
 
 // TestHealthWithoutCheck: parts of other programs' plugins are listed as not compared, if
@@ -184,9 +181,8 @@ func TestHealthCountsChecks(t *testing.T) {
 func TestHealthWithoutCheck(t *testing.T) {
 	want := cni.Health{ContainerID: "c1", State: cni.StateHealthy, Uncompared: []string{"p", "q"}}
 	s, _, conf := inhabited(t, "c1")
-	h, report := healthOf(t, s.restarted(conf), cni.HealthOptions{WithoutCheck: true})
+	h, _ := healthOf(t, s.restarted(conf), cni.HealthOptions{WithoutCheck: true})
 	expect.Same(t, "verdict", h, want)
-	expect.Same(t, "checks", report.Checks, cni.HealthChecks{})
 	expect.Same(t, "calls", s.Took(), []string{})
 
 	s = newStage(t) // or the administrator forbids to ask them
@@ -219,12 +215,10 @@ func TestHealthStopsAskingAfterItsBudget(t *testing.T) {
 	s, _, conf := inhabited(t, "c1", "c2")
 	s.On("p", "CHECK", scripted.Action{Hang: true})
 	begun := time.Now()
-	h, report := healthOf(t, s.restarted(conf), cni.HealthOptions{CheckBudget: 300 * time.Millisecond})
+	h, _ := healthOf(t, s.restarted(conf), cni.HealthOptions{CheckBudget: 300 * time.Millisecond})
 	expect.Within(t, "Health", time.Since(begun), expect.Patience)
 	expect.Same(t, "state", h.State, cni.StateUnknown)
 	expect.Is(t, h.Reason, context.DeadlineExceeded)
-	expect.Same(t, "not asked", report.Checks.NotAsked, 2)
-	expect.Same(t, "failed", report.Checks.Failed+report.Checks.Unanswered, 0)
 }
 
 // TestHealthDuringARemove does not take the work of the other call for damage.
@@ -257,7 +251,7 @@ func TestHealthOfOthers(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	other := s.restarted(conf, cni.WithOwner("other"))
 	report := expect.Value(other.Health(t.Context(), cni.HealthOptions{}))(t)
-	expect.Same(t, "containers", len(report.Containers), 0)
+	expect.Same(t, "containers", len(report), 0)
 	h, _ := healthOf(t, other, cni.HealthOptions{Containers: []string{"c1"}})
 	expect.Same(t, "by its ID", h.State, cni.StateHealthy)
 }
@@ -285,25 +279,24 @@ func attachedBridge(t *testing.T, executables bool, version string) (h *realHost
 	return h, r, port
 }
 
-// TestRecoverAndBrokenContainers: repaired, reported or removed.
+// TestRecoverAndBrokenContainers: repaired, unless they are held.
 func TestRecoverAndBrokenContainers(t *testing.T) {
 	for what, tt := range map[string]struct {
-		opts                    []cni.RecoverOption
-		kept, repaired, removed bool
-		after                   cni.HealthState
+		held, kept, repaired bool
+		after                cni.HealthState
 	}{
-		"by default": {nil, false, true, false, cni.StateHealthy},
-		"repaired":   {nil, false, true, false, cni.StateHealthy},
-		"reported":   {[]cni.RecoverOption{cni.ReportBroken}, true, false, false, cni.StateBroken},
-		"removed":    {[]cni.RecoverOption{cni.RemoveBroken}, false, false, true, cni.StateNotAttached},
+		"repaired": {false, false, true, cni.StateHealthy},
+		"held":     {true, true, false, cni.StateBroken},
 	} {
 		t.Run(what, func(t *testing.T) {
 			host, r, port := attachedBridge(t, false, "1.0.0")
+			if tt.held {
+				expect.NoError(t, guard.Hold{Network: "net"}.Begin(t.Context(), r))
+			}
 			host.Change("", port, (*netlink.Handle).LinkSetNoMaster)
-			report := expect.Value(r.Recover(t.Context(), tt.opts...))(t)
+			report := expect.Value(r.Recover(t.Context()))(t)
 			t.Log(report)
-			expect.Same(t, "adopted", len(report.Adopted) == 1, !tt.removed)
-			expect.Same(t, "removed", len(report.Removed) == 1, tt.removed)
+			expect.Same(t, "adopted", report.Adopted, []string{"c1"})
 			expect.Same(t, "kept", report.Kept["c1"] != nil, tt.kept)
 			expect.Same(t, "repaired", len(report.Repaired["c1"]) > 0, tt.repaired)
 			h, _ := healthOf(t, r, cni.HealthOptions{Containers: []string{"c1"}})
@@ -312,33 +305,28 @@ func TestRecoverAndBrokenContainers(t *testing.T) {
 	}
 }
 
-// TestRecoverRemovesNoContainerForACheck: only a comparison proves that something is
-// missing.
+// TestRecoverRemovesNoContainerForACheck, nor for what is missing.
 func TestRecoverRemovesNoContainerForACheck(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	s.On("p", "CHECK", testhost.Says(5, "no"))
-	report := expect.Value(s.restarted(conf).Recover(t.Context(), cni.RemoveBroken))(t)
-	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c1"}, Kept: report.Kept})
-	expect.Same(t, "kept", report.Kept["c1"] != nil, true)
-	s.DelLink("c1", "eth0")
-	report = expect.Value(s.restarted(conf).Recover(t.Context(), cni.RemoveBroken))(t)
-	expect.Same(t, "report", *report, removed)
+	for _, happens := range []func(){func() {}, func() { s.DelLink("c1", "eth0") }} {
+		happens()
+		report := expect.Value(s.restarted(conf).Recover(t.Context()))(t)
+		expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c1"}, Kept: report.Kept})
+		expect.Same(t, "kept", report.Kept["c1"] != nil, true)
+	}
 }
 
-// TestRecoverRemovesNoContainerForASettingOfTheHost: a host that does not forward cuts
-// off all containers, and their removal would not help.
-func TestRecoverRemovesNoContainerForASettingOfTheHost(t *testing.T) {
-	host, r, port := attachedBridge(t, false, "1.0.0")
+// TestRecoverKeepsContainersOfAHostThatDoesNotForward.
+func TestRecoverKeepsContainersOfAHostThatDoesNotForward(t *testing.T) {
+	host, r, _ := attachedBridge(t, false, "1.0.0")
 	expect.NoError(t, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0))
 	h, _ := healthOf(t, r, cni.HealthOptions{})
 	expect.Same(t, "state", h.State, cni.StateBroken)
 	expect.Same(t, "differences", len(h.Differences), 1)
 	expect.Same(t, "kind", h.Differences[0].Kind, "sysctl")
-	report := expect.Value(r.Recover(t.Context(), cni.RemoveBroken))(t)
+	report := expect.Value(r.Recover(t.Context()))(t)
 	expect.Same(t, "adopted", len(report.Adopted), 1)
 	expect.Same(t, "kept", report.Kept["c1"] != nil, true)
 	expect.NoError(t, r.Check(t.Context(), "c1", host.Path("netns", "c1")))
-	host.Change("", port, (*netlink.Handle).LinkSetNoMaster)
-	report = expect.Value(r.Recover(t.Context(), cni.RemoveBroken))(t)
-	expect.Same(t, "removed", report.Removed, []string{"c1"})
 }

@@ -2,7 +2,6 @@ package behaviour_test
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"os"
@@ -65,10 +64,8 @@ func TestDuty_R1_ConfigurationsOfOneNameAreToldApartByTheInterface(t *testing.T)
 	}{
 		"Concourse's IPv6": {[]cni.Opt{list, cni.WithLoNetwork, list}, "a=eth0 cni-loopback=lo a=eth2"},
 		"bytes and file":   {[]cni.Opt{cni.WithLoNetwork, list, file}, "cni-loopback=lo a=eth1 a=eth2"},
-		"lo not counted":   {[]cni.Opt{cni.WithLoopback, list, file}, "cni-loopback=lo a=eth0 a=eth1"},
-		"lo in between":    {[]cni.Opt{list, cni.WithLoopback, file}, "a=eth0 cni-loopback=lo a=eth1"},
+		"lo behind":        {[]cni.Opt{list, file, cni.WithLoNetwork}, "a=eth0 a=eth1 cni-loopback=lo"},
 		"list and single":  {[]cni.Opt{list, conf, cni.WithConfIndex([]byte(testhost.ConfOf("a")), 7)}, "a=eth0 a=eth0 a=eth7"},
-		"by name":          {[]cni.Opt{list, cni.WithNetworkName("a")}, "a=eth0 a=eth1"},
 		"directory":        {[]cni.Opt{cni.WithAllConf}, "a=eth0 a=eth1 b=eth2"},
 		"a part of it":     {[]cni.Opt{cni.WithPluginMaxConfNum(2), cni.WithDefaultConf}, "a=eth0 a=eth1"},
 		"behind bytes":     {[]cni.Opt{cni.WithLoNetwork, list, cni.WithAllConf}, "cni-loopback=lo a=eth1 a=eth0 a=eth1 b=eth2"},
@@ -121,69 +118,4 @@ func TestDuty_R9_BadFileIsPassedOverAndReported(t *testing.T) {
 	}
 	expect.NoError(t, r.Load(cni.WithConf([]byte(testhost.ConfOf("c")))))
 	expect.Same(t, "skipped after another Load", r.GetConfig().Skipped, nil)
-}
-
-func TestNetworkByName(t *testing.T) {
-	dir := testhost.ConfDir(t, map[string]string{"10-bad.conf": "{", "20-a.conf": testhost.ConfOf("a"), "30-b.conflist": testhost.ListOf("b"), "40-b.conf": testhost.ConfOf("b")})
-	conf := cni.WithPluginConfDir(dir)
-	r := expect.Value(cni.New(cni.WithLoNetwork, cni.WithNetworkName("b"), cni.WithNetworkName("a"), conf))(t)
-	expect.Same(t, "loaded", loaded(r), "cni-loopback=lo b=eth1 a=eth2")
-	expect.Same(t, "plugins of b, of the first file that defines it", len(r.GetConfig().Networks[1].Config.Plugins), 2)
-	if _, err := cni.New(conf, cni.WithNetworkName("c")); !cni.IsNotFound(err) || !cni.IsCNINotInitialized(err) {
-		t.Errorf("no such network: %v", err)
-	}
-	if _, err := cni.New(conf, cni.WithNetworkName("../a")); !cni.IsInvalidConfig(err) || cni.IsNotFound(err) {
-		t.Errorf("no name: %v", err)
-	}
-}
-
-// TestConfigurationInAnyForm: WithConfiguration loads a list as WithConfListBytes does and
-// a single plugin as WithConf does, and GetConfig says which it was.
-func TestConfigurationInAnyForm(t *testing.T) {
-	dir := testhost.ConfDir(t, map[string]string{
-		"one.conf": testhost.ConfOf("a"), "one.conflist": testhost.ConfOf("a"),
-		"list.conflist": testhost.ListOf("b"), "list.conf": testhost.ListOf("b"), "beside.conflist": `{"cniVersion": "1.1.0", "name": "c"}`,
-	})
-	expect.NoError(t, os.Mkdir(filepath.Join(dir, "c"), 0o755), os.WriteFile(filepath.Join(dir, "c", "1.conf"), []byte(`{"type": "x"}`), 0o644))
-	file := func(name string) string { return filepath.Join(dir, name) }
-	for name, test := range map[string]struct {
-		any, plain cni.Opt
-		form       string
-		path       string
-	}{
-		"bytes of one plugin":            {cni.WithConfiguration([]byte(testhost.ConfOf("a"))), cni.WithConf([]byte(testhost.ConfOf("a"))), "conf", ""},
-		"bytes of a list":                {cni.WithConfiguration([]byte(testhost.ListOf("b"))), cni.WithConfListBytes([]byte(testhost.ListOf("b"))), "conflist", ""},
-		"file of one plugin":             {cni.WithConfiguration(file("one.conf")), cni.WithConfFile(file("one.conf")), "conf", file("one.conf")},
-		"one plugin in a .conflist":      {cni.WithConfiguration(file("one.conflist")), cni.WithConfFile(file("one.conflist")), "conf", file("one.conflist")},
-		"file of a list":                 {cni.WithConfiguration(file("list.conflist")), cni.WithConfListFile(file("list.conflist")), "conflist", file("list.conflist")},
-		"a list in a .conf":              {cni.WithConfiguration(file("list.conf")), cni.WithConfListFile(file("list.conf")), "conflist", file("list.conf")},
-		"a list with its plugins beside": {cni.WithConfiguration(file("beside.conflist")), cni.WithConfListFile(file("beside.conflist")), "conflist", file("beside.conflist")},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got := expect.Value(cni.New(test.any))(t).GetConfig().Networks[0]
-			want := *expect.Value(cni.New(test.plain))(t).GetConfig().Networks[0]
-			want.Form, want.Path = test.form, test.path
-			expect.Same(t, "network", expect.Value(json.Marshal(got))(t), expect.Value(json.Marshal(want))(t))
-		})
-	}
-	r := expect.Value(cni.New(cni.WithLoNetwork, cni.WithConfiguration(file("one.conf")), cni.WithConfiguration(file("list.conf"))))(t)
-	expect.Same(t, "interfaces", loaded(r), "cni-loopback=lo a=eth1 b=eth2")
-	for name, test := range map[string]struct {
-		opt  cni.Opt
-		kind error
-		text string
-	}{
-		"content as a string": {cni.WithConfiguration(" " + testhost.ConfOf("a")), cni.ErrInvalidArgument, "as bytes"},
-		"no file":             {cni.WithConfiguration(file("none")), cni.ErrRead, file("none")},
-		"a directory":         {cni.WithConfiguration(dir), cni.ErrRead, "not a regular file"},
-		"no JSON":             {cni.WithConfiguration([]byte("{")), cni.ErrInvalidConfig, "parsing"},
-		"neither":             {cni.WithConfiguration([]byte(`{"name": "x", "cniVersion": "1.0.0"}`)), cni.ErrInvalidConfig, "no plugins"},
-		"nothing":             {cni.WithConfiguration([]byte(nil)), cni.ErrInvalidConfig, "parsing"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := cni.New(test.opt)
-			expect.Is(t, err, test.kind)
-			expect.Says(t, "New", err, test.text)
-		})
-	}
 }

@@ -171,7 +171,7 @@ func TestAnUnattachedNamespaceGoes(t *testing.T) {
 			_, err = m.Lookup("c1")
 			expect.Is(t, err, cni.ErrNotAttached)
 			health := expect.Value(m.Health(t.Context(), cni.HealthOptions{Containers: []string{"c1"}}))(t)
-			expect.Same(t, "state", health.Containers[0].State, cni.StateNotAttached)
+			expect.Same(t, "state", health[0].State, cni.StateNotAttached)
 			expect.Value(m.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}}))(t)
 			m.wantOnRecord("kept by GC", path, id)
 

@@ -222,7 +222,7 @@ func TestFault_F63_AContainerOfAnotherMountNamespaceLives(t *testing.T) {
 			"Reconcile": func() error { return errOf(reconcile.Run(t.Context(), r, nil, reconcile.Options{})) },
 			"Health": func() error {
 				report := expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
-				for _, one := range report.Containers {
+				for _, one := range report {
 					expect.Same(t, fmt.Sprintf("%s is gone: %v", one.ContainerID, one.Reason), one.State == cni.StateGone, false)
 				}
 				return nil

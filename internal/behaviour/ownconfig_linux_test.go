@@ -70,7 +70,7 @@ func TestNetworksOfOneCallNeedNoneLoaded(t *testing.T) {
 	wantRecover(t, later, cni.Report{Adopted: []string{"c1"}})
 	expect.Same(t, "Recover", s.Took(), []string{"CHECK q c1/eth0", "CHECK r c1/eth1"})
 	health := expect.Value(later.Health(t.Context(), cni.HealthOptions{}))(t)
-	expect.Same(t, "health", []int{len(health.Containers), testhost.Healthy(health)}, []int{1, 1})
+	expect.Same(t, "health", []int{len(health), testhost.Healthy(health)}, []int{1, 1})
 	expect.NoError(t, s.repaired(later, "c1").Err())
 	got := expect.Value(reconcile.Run(t.Context(), later, []reconcile.Expected{{ContainerID: "c1", NetNS: path}}, reconcile.Options{}))(t)
 	expect.Same(t, "unexpected", len(got.Unexpected), 0)

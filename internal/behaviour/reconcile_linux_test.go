@@ -33,8 +33,8 @@ func reconciled(h *realHost, r *cni.Runtime, name string, o reconcile.Options, o
 	expected := []reconcile.Expected{{ContainerID: "c1", NetNS: h.Path("netns", name), Options: opts}}
 	report := expect.Value(reconcile.Run(h.T.Context(), r, expected, o))(h.T)
 	h.T.Log(report)
-	one, ok := report.Of("c1")
-	expect.Same(h.T, "of c1", []any{ok, len(report.Containers)}, []any{true, 1})
+	one := report.Containers[0]
+	expect.Same(h.T, "of c1", []any{one.Health.ContainerID, len(report.Containers)}, []any{"c1", 1})
 	expect.Same(h.T, "an error", report.Err() != nil, one.Err != nil)
 	return one
 }

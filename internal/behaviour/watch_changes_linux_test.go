@@ -209,10 +209,8 @@ func TestWatchSeesAFolderThatComesLater(t *testing.T) {
 	const list = `{"cniVersion": "1.0.0", "name": "a"}`
 	const plugin = `{"type": "p"}`
 	for from, opt := range map[string]func(w *watched) cni.Opt{
-		"WithConfListFile":  func(w *watched) cni.Opt { return cni.WithConfListFile(w.path("conf/a.conflist")) },
-		"WithConfiguration": func(w *watched) cni.Opt { return cni.WithConfiguration(w.path("conf/a.conflist")) },
-		"WithAllConf":       func(*watched) cni.Opt { return cni.WithAllConf },
-		"WithNetworkName":   func(*watched) cni.Opt { return cni.WithNetworkName("a") },
+		"WithConfListFile": func(w *watched) cni.Opt { return cni.WithConfListFile(w.path("conf/a.conflist")) },
+		"WithAllConf":      func(*watched) cni.Opt { return cni.WithAllConf },
 	} {
 		for what, tt := range map[string]struct {
 			before, comes func(w *watched)

@@ -188,37 +188,6 @@ func TestFault_F27_WatchFindsAMissedChange(t *testing.T) {
 	w.until(netconf.Loaded, "a=eth0")
 }
 
-// TestWatchKeepsANetworkByName: it is replaced by no other, whatever is in the
-// directory.
-func TestWatchKeepsANetworkByName(t *testing.T) {
-	w := watchFiles(t, map[string]string{"10-other.conflist": "other", "20-mine.conflist": "mine"}, cni.WithLoNetwork, cni.WithNetworkName("mine"))
-	const mine = "cni-loopback=lo mine=eth1"
-	w.until(netconf.Unchanged, mine)
-	w.write("net.d/20-mine.conflist", "{")
-	w.until(netconf.Kept, mine)
-	w.rename("net.d/20-mine.conflist", "net.d/05-mine.conflist") // it may be meant
-	w.until(netconf.Kept, mine)
-	w.list("net.d/05-mine.conflist", "mine")
-	w.until(netconf.Loaded, mine) // the same from another file
-	w.list("net.d/05-mine.conflist", "foreign")
-	e := w.until(netconf.Unloaded, "")
-	expect.Is(t, e.Err, cni.ErrNotFound)
-	expect.Same(t, "removed", e.Removed, []string{"cni-loopback", "mine"})
-	expect.Is(t, errOf(w.Setup(t.Context(), "c1", "/nowhere")), cni.ErrCNINotInitialized, cni.ErrNotFound)
-	w.place("net.d/20-mine.conflist", "mine")
-	w.until(netconf.Loaded, mine)
-}
-
-// TestWatchOfTwoNetworksByName: a part of what was asked for is not what was asked for.
-func TestWatchOfTwoNetworksByName(t *testing.T) {
-	w := watchFiles(t, map[string]string{"10-a.conflist": "a", "20-b.conflist": "b"}, cni.WithNetworkName("b"), cni.WithNetworkName("a"))
-	w.until(netconf.Unchanged, "b=eth0 a=eth1")
-	w.remove("net.d/20-b.conflist")
-	w.until(netconf.Kept, "b=eth0 a=eth1")
-	w.remove("net.d/10-a.conflist")
-	w.until(netconf.Unloaded, "")
-}
-
 // TestWatchRespectsTheMinimumOfNetworks.
 func TestWatchRespectsTheMinimumOfNetworks(t *testing.T) {
 	w := watchFiles(t, map[string]string{"10-a.conflist": "a", "20-b.conflist": "b"}, cni.WithAllConf, cni.WithMinNetworkCount(2))

@@ -28,7 +28,7 @@ func New() func(typ string) plugin.Plugin {
 
 // Gateway is a gateway of a network.
 type Gateway struct {
-	Prefix netip.Prefix // its address, not masked
+	Prefix netip.Prefix // with the address, not masked
 	OnHost bool         // an ADD assigns it to an interface of the host
 }
 

@@ -171,20 +171,20 @@ func (l *living) untilHealthy() {
 func (l *living) missing(unless ...error) (n int) {
 	l.t.Helper()
 	report := l.health()
-	for _, h := range report.Containers {
+	for _, h := range report {
 		n += len(h.Differences)
 		if h.State != cni.StateHealthy && h.State != cni.StateBroken &&
 			!slices.ContainsFunc(unless, func(reason error) bool { return errors.Is(h.Reason, reason) }) {
 			l.say("no verdict on a container: %v", h)
 		}
 	}
-	if len(report.Containers) != len(l.homes) {
+	if len(report) != len(l.homes) {
 		l.say("not all containers have a verdict: %v", report)
 	}
 	return n
 }
 
-func (l *living) health() *cni.HealthReport {
+func (l *living) health() []cni.Health {
 	l.t.Helper()
 	return expect.Value(l.runtime(l.set).Health(context.Background(), cni.HealthOptions{WithoutCheck: true}))(l.t)
 }

@@ -80,8 +80,8 @@ func (h *Host) Entered(owner string, lines ...leftovers.Line) (path string) {
 }
 
 // VerdictOn returns the verdict on a container, and reports whether there is one.
-func VerdictOn(report *cni.HealthReport, id string) (cni.Health, bool) {
-	for _, h := range report.Containers {
+func VerdictOn(all []cni.Health, id string) (cni.Health, bool) {
+	for _, h := range all {
 		if h.ContainerID == id {
 			return h, true
 		}
@@ -90,8 +90,8 @@ func VerdictOn(report *cni.HealthReport, id string) (cni.Health, bool) {
 }
 
 // Healthy returns the number of healthy containers.
-func Healthy(report *cni.HealthReport) (n int) {
-	for _, h := range report.Containers {
+func Healthy(all []cni.Health) (n int) {
+	for _, h := range all {
 		if h.State == cni.StateHealthy {
 			n++
 		}

@@ -137,11 +137,11 @@ func (m *Metrics) Plugin(_ context.Context, e cni.Event) {
 
 // Health notes the verdicts on containers: of a Runtime's Health over all of them. Those of
 // the Health before are forgotten.
-func (m *Metrics) Health(r *cni.HealthReport) {
+func (m *Metrics) Health(all []cni.Health) {
 	verdicts := map[cni.HealthState]int{
 		cni.StateHealthy: 0, cni.StateBroken: 0, cni.StateUnknown: 0, cni.StateGone: 0, cni.StateNotAttached: 0, cni.StateElsewhere: 0,
 	}
-	for _, c := range r.Containers {
+	for _, c := range all {
 		verdicts[c.State]++
 	}
 	for verdict, n := range verdicts {
@@ -167,7 +167,7 @@ func (m *Metrics) Report(r *cni.Report) {
 // Attachments registers the numbers of interfaces on record, and of containers with such
 // that are attached. They are counted at each collection. list is a Runtime's Attachments.
 // If it fails, the collection reports the error.
-func (m *Metrics) Attachments(list func(ids ...string) ([]cni.Attachment, error)) error {
+func (m *Metrics) Attachments(list func(...string) ([]cni.Attachment, error)) error {
 	c := &attachments{
 		list:       list,
 		number:     prometheus.NewDesc("embedcni_attachments", "Interfaces on record by state.", []string{"state"}, nil),
@@ -180,7 +180,7 @@ func (m *Metrics) Attachments(list func(ids ...string) ([]cni.Attachment, error)
 }
 
 type attachments struct {
-	list               func(ids ...string) ([]cni.Attachment, error)
+	list               func(...string) ([]cni.Attachment, error)
 	number, containers *prometheus.Desc
 }
 

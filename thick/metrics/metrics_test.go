@@ -111,8 +111,8 @@ embedcni_plugin_error_total{kind="registered",plugin="mark",verb="ADD"} 1
 
 func TestVerdictsAndReports(t *testing.T) {
 	m, registry := registered(t)
-	m.Health(&cni.HealthReport{Containers: []cni.Health{{State: cni.StateHealthy}, {State: cni.StateBroken}, {State: cni.StateHealthy}}})
-	m.Health(&cni.HealthReport{Containers: []cni.Health{{State: cni.StateHealthy}, {State: cni.StateGone}}})
+	m.Health([]cni.Health{{State: cni.StateHealthy}, {State: cni.StateBroken}, {State: cni.StateHealthy}})
+	m.Health([]cni.Health{{State: cni.StateHealthy}, {State: cni.StateGone}})
 	for range 2 {
 		m.Report(&cni.Report{
 			Removed: []string{"a", "b"}, Reclaimed: []string{"x"}, Left: []string{"y"},

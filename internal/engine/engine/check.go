@@ -153,7 +153,6 @@ func checkFailed(c *health.Part) Difference {
 // notAsked notes why the plugins were not asked. That matters only for a part that
 // was not compared either.
 func notAsked(c *health.Part, why error) {
-	c.Asked.Missed = true
 	if len(c.Uncompared) > 0 {
 		c.Asked.Unknown = fmt.Errorf("interface %s of network %q: CHECK was not asked: %w", c.IfName, c.Network, why)
 	}
@@ -178,26 +177,11 @@ func withinBudget(ctx context.Context, budget time.Duration) (context.Context, c
 }
 
 // askAll asks the plugins of containers for CHECK, those of several containers at once.
-func (l *look) askAll(ctx context.Context, all []*health.Container, budget time.Duration) HealthChecks {
-	begun := time.Now()
+func (l *look) askAll(ctx context.Context, all []*health.Container, budget time.Duration) {
 	ctx, cancel := withinBudget(ctx, budget)
 	defer cancel()
 	all = slices.DeleteFunc(slices.Clone(all), func(e *health.Container) bool { return !e.WantsCheck() })
 	thread.Each(len(all), atOnce, func(i int) { l.askOne(ctx, all[i]) })
-	sum := HealthChecks{Took: time.Since(begun)}
-	for _, e := range all {
-		for _, c := range e.Parts {
-			sum.Asked += c.Asked.Plugins
-			sum.Unanswered += c.Asked.Unanswered
-			if c.Asked.Failed != nil {
-				sum.Failed++
-			}
-			if c.Asked.Missed {
-				sum.NotAsked++
-			}
-		}
-	}
-	return sum
 }
 
 // askOne asks the plugins of a container, which it locks: the specification forbids
@@ -267,7 +251,6 @@ func (q checking) ask(ctx context.Context) {
 	}
 	run := list.Run
 	list.Run = func(ctx context.Context, call chain.Call) (chain.Output, error) {
-		part.Asked.Plugins++
 		out, err := run(ctx, call)
 		if err != nil && q.excuses(ctx, call, err) {
 			return chain.Output{}, nil // the plugins behind it are asked too
@@ -283,7 +266,6 @@ func (q checking) ask(ctx context.Context) {
 	case err == nil:
 	case unanswered(err) != nil:
 		part.Asked.Unknown = unanswered(err)
-		part.Asked.Unanswered++
 	default:
 		part.Asked.Failed = err
 	}
@@ -307,7 +289,6 @@ func (q checking) excuses(ctx context.Context, call chain.Call, failed error) bo
 		return false
 	case e.Blind:
 		q.part.Asked.Blind = Join(q.part.Asked.Blind, why)
-		q.part.Asked.Unanswered++
 	default:
 		q.part.Asked.Noted = Join(q.part.Asked.Noted, why)
 	}

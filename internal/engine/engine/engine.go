@@ -47,7 +47,6 @@ type Options struct {
 	RecordDir      string // empty: below stateDir
 	Owner          string
 	OwnerNamed     bool // by the caller
-	TeardownErrors bool // see cni.WithTeardownErrors
 	Retry          Retry
 	HostNetNS      string
 	Timeouts       Timeouts

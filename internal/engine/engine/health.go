@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,13 +18,6 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// The other states of a verdict.
-const (
-	stateHealthy   health.State = "healthy"
-	stateBroken    health.State = "broken"
-	stateElsewhere health.State = "elsewhere"
-)
-
 // HealthOptions say what to look at; see cni.HealthOptions.
 type HealthOptions struct {
 	Containers   []string
@@ -33,21 +27,8 @@ type HealthOptions struct {
 	CheckBudget  time.Duration
 }
 
-// HealthReport has a verdict on each container.
-type HealthReport struct {
-	Containers []Verdict
-	Compared   time.Duration
-	Checks     HealthChecks
-}
-
-// HealthChecks count what became of CHECKs.
-type HealthChecks struct {
-	Asked, Failed, Unanswered, NotAsked int
-	Took                                time.Duration
-}
-
-// Verdict is what a look says of one container.
-type Verdict struct {
+// Health is the verdict on one container; see cni.Health.
+type Health struct {
 	ContainerID string
 	State       health.State
 	Differences []Difference
@@ -55,31 +36,59 @@ type Verdict struct {
 	Uncompared  []string
 }
 
-// doubt returns an error with everything that speaks against a container.
-func (v Verdict) doubt() error {
-	var errs []error
-	for _, d := range v.Differences {
-		errs = append(errs, d.Err)
-	}
-	return Doubt(v.ContainerID, v.State, errs, v.Reason)
-}
-
-// Doubt returns nil if the container is healthy, and otherwise an error with the
-// differences and the reason.
-func Doubt(id string, state health.State, found []error, reason error) error {
-	if state == stateHealthy {
+// Err returns nil if the container is healthy, and otherwise an error with the
+// differences and the reason. errors.Is and errors.As find what Reason and the
+// differences wrap.
+func (h Health) Err() error {
+	if h.State == health.Healthy {
 		return nil
 	}
-	err := Join(append(found, reason)...)
-	if err == nil && state == health.NotAttached {
-		return fmt.Errorf("container %s is %w", id, ErrNotAttached)
+	var errs []error
+	for _, d := range h.Differences {
+		errs = append(errs, d.Err)
+	}
+	err := Join(append(errs, h.Reason)...)
+	if err == nil && h.State == health.NotAttached {
+		return fmt.Errorf("container %s is %w", h.ContainerID, ErrNotAttached)
 	}
 	return err
 }
 
+// String has a line for the container, and one for each difference.
+func (h Health) String() string {
+	line := fmt.Sprintf("%s: %s", h.ContainerID, h.State)
+	if h.Reason != nil {
+		line += ": " + h.Reason.Error()
+	}
+	if len(h.Uncompared) > 0 {
+		line += "; not compared: " + strings.Join(h.Uncompared, ", ")
+	}
+	for _, d := range h.Differences {
+		line += "\n  " + d.String()
+	}
+	return line
+}
+
+// MarshalJSON encodes the verdict as an object with the names of its fields. Reason
+// becomes its text.
+func (h Health) MarshalJSON() ([]byte, error) {
+	type plain Health
+	return json.Marshal(struct {
+		plain
+		Reason string
+	}{plain(h), textOf(h.Reason)})
+}
+
+func textOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
 // verdictOn returns the verdict on a container that was looked at.
-func verdictOn(e *health.Container) Verdict {
-	v := Verdict{ContainerID: nameOf(e.Found), State: e.State, Reason: e.Reason}
+func verdictOn(e *health.Container) Health {
+	v := Health{ContainerID: nameOf(e.Found), State: e.State, Reason: e.Reason}
 	var noted error
 	for _, c := range e.Parts {
 		for _, d := range c.Differences {
@@ -97,11 +106,11 @@ func verdictOn(e *health.Container) Verdict {
 	switch {
 	case v.State != health.Compared:
 	case len(v.Differences) > 0:
-		v.State = stateBroken
+		v.State = health.Broken
 	case v.Reason != nil:
 		v.State = health.Unknown
 	default:
-		v.State, v.Reason = stateHealthy, noted
+		v.State, v.Reason = health.Healthy, noted
 	}
 	return v
 }
@@ -115,7 +124,7 @@ type look struct {
 }
 
 // Health looks at containers, and returns the verdict on each.
-func (eng *Engine) Health(ctx context.Context, o HealthOptions) (report *HealthReport, err error) {
+func (eng *Engine) Health(ctx context.Context, o HealthOptions) (verdicts []Health, err error) {
 	if err := eng.RefuseInside(ctx); err != nil {
 		return nil, err
 	}
@@ -125,75 +134,72 @@ func (eng *Engine) Health(ctx context.Context, o HealthOptions) (report *HealthR
 	}
 	defer func() { err = Join(err, l.host.Close()) }()
 	var found []record.Found
-	report = &HealthReport{}
 	if l.own {
 		found, err = owned(eng, true, nil)
 		found = slices.DeleteFunc(found, func(f record.Found) bool { return f.Record.Warm })
 	} else {
-		found, err = l.named(o.Containers, report)
+		found, verdicts, err = l.named(o.Containers)
 	}
 	if err != nil {
 		return nil, err
 	}
-	begun := time.Now()
 	var all []*health.Container
 	for _, e := range l.at(ctx, found) {
 		if h, ok := l.elsewhere(e, o.NetNS); ok {
-			report.Containers = append(report.Containers, h)
+			verdicts = append(verdicts, h)
 		} else {
 			all = append(all, e)
 		}
 	}
-	report.Compared = time.Since(begun)
 	if !o.WithoutCheck {
-		report.Checks = l.askAll(ctx, all, o.CheckBudget)
+		l.askAll(ctx, all, o.CheckBudget)
 	}
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	for _, e := range all {
 		if e.State != health.NotAttached || !l.own {
-			report.Containers = append(report.Containers, verdictOn(e))
+			verdicts = append(verdicts, verdictOn(e))
 		}
 	}
-	slices.SortFunc(report.Containers, func(a, b Verdict) int { return strings.Compare(a.ContainerID, b.ContainerID) })
-	return report, nil
+	slices.SortFunc(verdicts, func(a, b Health) int { return strings.Compare(a.ContainerID, b.ContainerID) })
+	return verdicts, nil
 }
 
-// named returns the records of containers. The report has the verdict on those that are not
-// on record.
-func (l *look) named(ids []string, report *HealthReport) (found []record.Found, err error) {
+// named returns the records of containers, and the verdicts on those that are not on
+// record.
+func (l *look) named(ids []string) (found []record.Found, off []Health, err error) {
 	ids = slices.Clone(ids)
 	slices.Sort(ids)
 	for _, id := range slices.Compact(ids) {
 		if err := ValidateID(record.ID(id)); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		f := l.eng.Store.Records.Find(record.ID(id))
 		if f.Record == nil {
 			h, err := l.offRecord(id)
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
-			report.Containers = append(report.Containers, h)
+			off = append(off, h)
 			continue
 		}
 		f.Record.ContainerID = record.ID(id) // also if it is illegible
 		found = append(found, f)
 	}
-	return found, nil
+	return found, off, nil
 }
 
 // offRecord returns the verdict on a container that is not on record.
-func (l *look) offRecord(id string) (Verdict, error) {
+func (l *look) offRecord(id string) (Health, error) {
 	cached, err := chain.AllCached(l.eng.opts.StateDir, id)
 	if err != nil {
-		return Verdict{}, err
+		return Health{}, err
 	}
 	if len(cached) > 0 {
-		return Verdict{ContainerID: id, State: health.Unknown, Reason: errOnlyCached}, nil
+		return Health{ContainerID: id, State: health.Unknown, Reason: errOnlyCached}, nil
 	}
-	return Verdict{ContainerID: id, State: health.NotAttached}, nil
+	return Health{ContainerID: id, State: health.NotAttached}, nil
 }
 
 // errOnlyCached: nothing says in which namespace the plugins ran, nor which.
@@ -202,13 +208,13 @@ var errOnlyCached = errors.New("it is in libcni's cache and not on record, since
 // elsewhere returns the verdict on a container that is not attached in the namespace of
 // which the caller knows the path. A container whose record does not say where it is
 // attached, or which is dead, has the verdict of the look.
-func (l *look) elsewhere(e *health.Container, paths map[string]string) (Verdict, bool) {
+func (l *look) elsewhere(e *health.Container, paths map[string]string) (Health, bool) {
 	path, ok := paths[string(e.Found.Record.ContainerID)]
 	if !ok || e.Found.Err != nil || e.State == health.Gone || e.State == health.NotAttached {
-		return Verdict{}, false
+		return Health{}, false
 	}
 	state, err := l.isAt(e.Found.Record.NetNS, path)
-	return Verdict{ContainerID: nameOf(e.Found), State: state, Reason: err}, err != nil
+	return Health{ContainerID: nameOf(e.Found), State: state, Reason: err}, err != nil
 }
 
 // isAt returns nil if the path leads to the recorded namespace. Otherwise it returns why
@@ -219,7 +225,7 @@ func (l *look) isAt(recorded record.NetNS, path string) (health.State, error) {
 	case err != nil && !hostns.LeadsNowhere(err) && errors.As(err, new(syscall.Errno)):
 		return health.Unknown, err
 	case err != nil:
-		return stateElsewhere, fmt.Errorf("it is attached in %s: %w", recorded.Path, err)
+		return health.Elsewhere, fmt.Errorf("it is attached in %s: %w", recorded.Path, err)
 	case h == nil:
 		return "", nil // off Linux the path means nothing here
 	}
@@ -233,7 +239,7 @@ func (l *look) isAt(recorded record.NetNS, path string) (health.State, error) {
 	case netns.ID{}:
 		return health.Unknown, errors.New("its record does not say in which network namespace it is attached")
 	}
-	return stateElsewhere, fmt.Errorf("it is attached in the network namespace %v, given as %s, and %s leads to %v: %w",
+	return health.Elsewhere, fmt.Errorf("it is attached in the network namespace %v, given as %s, and %s leads to %v: %w",
 		recorded.ID(), recorded.Path, path, now, ErrInvalidNetNS)
 }
 
@@ -294,11 +300,21 @@ const kindCheck = "check"
 type Difference struct {
 	Network, IfName, Plugin string
 	Kind                    string
-	Inside                  bool // in the container's namespace
+	Inside                  bool
 	Object, Wanted, Found   string
 	Repairable              bool
-	Why                     string // it is not repairable
+	Why                     string
 	Err                     error
+}
+
+// MarshalJSON encodes the difference as an object with the names of its fields. Err
+// becomes its text.
+func (d Difference) MarshalJSON() ([]byte, error) {
+	type plain Difference
+	return json.Marshal(struct {
+		plain
+		Err string
+	}{plain(d), textOf(d.Err)})
 }
 
 // String says what differs.

@@ -15,17 +15,8 @@ import (
 	"github.com/embedcni/cni/internal/store/record"
 )
 
-// BrokenAction is what a Recover does with a container that is broken.
-type BrokenAction int
-
-const (
-	repairBroken BrokenAction = iota
-	ReportBroken
-	RemoveBroken
-)
-
 // Recover adopts the containers that live, and removes the others.
-func (eng *Engine) Recover(ctx context.Context, broken BrokenAction) (_ *Report, err error) {
+func (eng *Engine) Recover(ctx context.Context) (_ *Report, err error) {
 	if err := eng.RefuseInside(ctx); err != nil {
 		return nil, err
 	}
@@ -39,7 +30,7 @@ func (eng *Engine) Recover(ctx context.Context, broken BrokenAction) (_ *Report,
 	if err != nil {
 		return nil, err
 	}
-	c := &recovery{eng: eng, broken: broken, look: &look{eng: eng, host: host, own: true}, repaired: make(map[record.ID][]Difference)}
+	c := &recovery{eng: eng, look: &look{eng: eng, host: host, own: true}, repaired: make(map[record.ID][]Difference)}
 	err = c.all(ctx, found, r)
 	if err == nil {
 		err = eng.Store.TidyAlone()
@@ -50,7 +41,6 @@ func (eng *Engine) Recover(ctx context.Context, broken BrokenAction) (_ *Report,
 // recovery is a Recover in progress.
 type recovery struct {
 	eng    *Engine
-	broken BrokenAction
 	look   *look
 	looked map[record.ID]*health.Container // before any container was locked
 	// repaired are the parts that were made again before each container was recovered.
@@ -88,9 +78,7 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 	for _, e := range c.look.at(ctx, whole) {
 		c.looked[e.Found.Record.ContainerID] = e
 	}
-	if c.broken == repairBroken {
-		c.repairTogether(ctx)
-	}
+	c.repairTogether(ctx)
 	asking, cancel := withinBudget(ctx, 0)
 	defer cancel()
 	for _, last := range []bool{false, true} {
@@ -153,13 +141,8 @@ func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o 
 		return o
 	}
 	if len(going) < len(op.attachments) {
-		j := c.judge(ctx, asking, op, going)
-		if j.lacking && c.broken == RemoveBroken {
-			op.log().Warn("a container is broken and is removed", "reason", j.doubt)
-			going = op.attachments
-		} else {
-			o.adopted, o.repaired, o.kept = true, j.repaired, adopt(op, j.doubt)
-		}
+		repaired, doubt := c.judge(ctx, asking, op, going)
+		o.adopted, o.repaired, o.kept = true, repaired, adopt(op, doubt)
 	}
 	// A Setup that failed in a namespace that it was to keep leaves a record without attachments.
 	empty := !op.c.Recorded.Damaged && op.c.Recorded.Record.IsEmpty()
@@ -224,27 +207,20 @@ func (op *operation) recorded(is func(*record.Attachment) bool) attachments {
 	return slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return !is(a.entry()) })
 }
 
-// judged is the verdict on the attachments of a container that stay.
-type judged struct {
-	lacking  bool         // something that the Setup has made is certainly missing or different
-	repaired []Difference // that were missing
-	doubt    error        // why they are not known to be healthy
-}
-
-// judge returns the verdict on the attachments that stay, after making again what is
-// missing of them, if that is wanted. The container is locked.
-func (c *recovery) judge(ctx, asking context.Context, op *operation, going attachments) (j judged) {
+// judge makes again what is missing of the attachments that stay, and returns why they are
+// not known to be healthy. The container is locked.
+func (c *recovery) judge(ctx, asking context.Context, op *operation, going attachments) (repaired []Difference, doubt error) {
 	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
 	e := &health.Container{Found: record.Found{Record: op.c.Recorded.Record, File: record.Name(op.c.Recorded.ID)}}
 	if e.State, e.Reason = op.outOfReach(); e.State != health.Compared {
-		return judged{doubt: verdictOn(e).doubt()}
+		return nil, verdictOn(e).Err()
 	}
 	var err error
-	if e.Parts = c.seen(op, staying); e.Parts == nil || c.broken == RemoveBroken && e.Suspect() {
+	if e.Parts = c.seen(op, staying); e.Parts == nil {
 		e.Parts, err = op.compareAll(ctx, &contract.Looks{}, staying)
 	}
-	if err == nil && c.broken == repairBroken && e.IsRepairable() {
-		j.repaired, err = c.repair(ctx, op, staying, e)
+	if err == nil && e.IsRepairable() {
+		repaired, err = c.repair(ctx, op, staying, e)
 	}
 	for _, part := range e.Parts {
 		if a := op.attachments.named(part.IfName); part.WantsCheck() {
@@ -255,9 +231,7 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 		}
 		part.Asked.Blind = nil // it says nothing about this container
 	}
-	j.repaired = append(c.repaired[op.c.Recorded.ID], j.repaired...)
-	j.lacking, j.doubt = e.Lacks(), Join(err, verdictOn(e).doubt())
-	return j
+	return append(c.repaired[op.c.Recorded.ID], repaired...), Join(err, verdictOn(e).Err())
 }
 
 // repairTogether repairs those containers that a look has found to be broken, many at

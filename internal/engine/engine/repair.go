@@ -2,10 +2,12 @@ package engine
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/embedcni/cni/internal/engine/container"
@@ -21,23 +23,23 @@ type RepairOptions struct {
 	Want           func(containerID string, d Difference) bool
 }
 
-// RepairReport is the outcome of a repair for one container.
+// RepairReport is the outcome of a repair for one container; see cni.RepairReport.
 type RepairReport struct {
 	ContainerID string
 	Repaired    []Difference
-	Remaining   []remaining
+	Remaining   []Remaining
 	Unknown     []error
 }
 
-// remaining is a difference that a repair has left, and why.
-type remaining struct {
+// Remaining is a difference that a repair has left, and why.
+type Remaining struct {
 	Difference
 	Reason error
 }
 
-// err returns nil if the container is known to be as its Setup made it, and otherwise all
-// reasons.
-func (r *RepairReport) err() error {
+// Err returns nil if the container is known to be as its Setup made it, and otherwise
+// all reasons.
+func (r *RepairReport) Err() error {
 	var errs []error
 	for _, left := range r.Remaining {
 		errs = append(errs, fmt.Errorf("%v: %w", left.Difference, left.Reason))
@@ -45,9 +47,46 @@ func (r *RepairReport) err() error {
 	return Join(append(errs, r.Unknown...)...)
 }
 
-// Repair adds what is missing of one container, and asks its plugins for CHECK if asks is
-// set. The report is valid with an error.
-func (eng *Engine) Repair(ctx context.Context, id record.ID, o RepairOptions, asks bool) (*RepairReport, error) {
+// String has a line for each thing that was missing, or is.
+func (r *RepairReport) String() string {
+	var lines []string
+	for _, d := range r.Repaired {
+		lines = append(lines, fmt.Sprintf("%s: repaired: %v", r.ContainerID, d))
+	}
+	for _, left := range r.Remaining {
+		lines = append(lines, fmt.Sprintf("%s: remains: %v: %v", r.ContainerID, left.Difference, left.Reason))
+	}
+	for _, err := range r.Unknown {
+		lines = append(lines, fmt.Sprintf("%s: unknown: %v", r.ContainerID, err))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// MarshalJSON encodes the report as an object with the names of its fields. Errors
+// become their texts.
+func (r *RepairReport) MarshalJSON() ([]byte, error) {
+	type plain RepairReport
+	unknown := []string{}
+	for _, err := range r.Unknown {
+		unknown = append(unknown, err.Error())
+	}
+	return json.Marshal(struct {
+		plain
+		Unknown []string
+	}{plain(*r), unknown})
+}
+
+// MarshalJSON encodes the difference with its reason as text.
+func (r Remaining) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		Difference Difference
+		Reason     string
+	}{r.Difference, textOf(r.Reason)})
+}
+
+// Repair adds what is missing of one container, and asks its plugins for CHECK. The report
+// is valid with an error.
+func (eng *Engine) Repair(ctx context.Context, id record.ID, o RepairOptions) (*RepairReport, error) {
 	op, err := eng.beginRepair(ctx, id, true)
 	if err != nil {
 		return nil, err
@@ -61,7 +100,7 @@ func (eng *Engine) Repair(ctx context.Context, id record.ID, o RepairOptions, as
 		return nil, err
 	}
 	defer rs.end()
-	rs.asks = asks
+	rs.asks = true
 	report := &RepairReport{ContainerID: string(id)}
 	var all attachments
 	for _, a := range op.attachments {
@@ -204,7 +243,7 @@ func (r *repairing) report(ctx context.Context, report *RepairReport) {
 		if left.Failed {
 			log.Warn("not repaired", "plugin", left.Plugin, "kind", left.Kind, "object", left.Object, "error", left.Reason)
 		}
-		report.Remaining = append(report.Remaining, remaining{r.difference(left.Difference), r.asPublic(left.Reason)})
+		report.Remaining = append(report.Remaining, Remaining{r.difference(left.Difference), r.asPublic(left.Reason)})
 	}
 	r.its.Report(ctx)
 }

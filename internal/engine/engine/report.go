@@ -1,8 +1,12 @@
 package engine
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"github.com/embedcni/cni/internal/store/record"
 )
@@ -12,12 +16,84 @@ type Report struct {
 	Adopted     []string
 	Removed     []string
 	Kept        map[string]error
-	Repaired    map[string][]Difference
+	Repaired    map[string][]Difference `json:",omitempty"`
 	Failed      map[string]error
 	Skipped     map[string]error
 	Reclaimed   []string
 	Left        []string
-	OtherOwners []string
+	OtherOwners []string `json:",omitempty"`
+}
+
+// MarshalJSON encodes the report as an object with the names of its fields. Errors
+// become their texts.
+func (r Report) MarshalJSON() ([]byte, error) {
+	type plain Report
+	return json.Marshal(struct {
+		plain
+		Kept, Failed, Skipped map[string]string
+	}{plain(r), texts(r.Kept), texts(r.Failed), texts(r.Skipped)})
+}
+
+// String has a line for each container and each leftover.
+func (r Report) String() string {
+	var lines []string
+	for _, id := range r.Adopted {
+		line := id + ": adopted"
+		if why := r.Kept[id]; why != nil {
+			line += ", not known to be healthy: " + why.Error()
+		}
+		lines = append(lines, line)
+		for _, d := range r.Repaired[id] {
+			lines = append(lines, id+": repaired: "+d.String())
+		}
+	}
+	for _, id := range r.Removed {
+		lines = append(lines, id+": removed")
+	}
+	for _, why := range []struct {
+		what string
+		of   map[string]error
+	}{{"failed", r.Failed}, {"skipped", r.Skipped}} {
+		for _, id := range slices.Sorted(maps.Keys(why.of)) {
+			lines = append(lines, fmt.Sprintf("%s: %s: %v", id, why.what, why.of[id]))
+		}
+	}
+	for _, line := range r.Reclaimed {
+		lines = append(lines, "reclaimed: "+line)
+	}
+	for _, line := range r.Left {
+		lines = append(lines, "left: "+line)
+	}
+	if len(r.OtherOwners) > 0 {
+		lines = append(lines, "not examined: the attachments of other owners: "+strings.Join(r.OtherOwners, ", "))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Err joins the failures, or is nil. Kept and skipped containers are no
+// failures. That of a nil Report is nil, so that errors.Join(err, report.Err()) has all
+// that a call of Recover or GC has not done.
+func (r *Report) Err() error {
+	if r == nil {
+		return nil
+	}
+	var errs []error
+	for id, err := range r.Failed {
+		errs = append(errs, fmt.Errorf("container %s: %w", id, err))
+	}
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return Join(errs...)
+}
+
+func texts(errs map[string]error) map[string]string {
+	if errs == nil {
+		return nil
+	}
+	all := make(map[string]string, len(errs))
+	for id, err := range errs {
+		all[id] = err.Error()
+	}
+	return all
 }
 
 // outcome is the result for one container.

@@ -30,6 +30,7 @@ type setup struct {
 // first.
 func (eng *Engine) Setup(ctx context.Context, c *Call, serially bool) (*SetupResult, error) {
 	replaces, _ := ctx.Value(replacing{}).(*replacement)
+	ctx = context.WithValue(ctx, replacing{}, nil) // a plugin may attach another container with it
 	c.Makes = c.Makes && replaces == nil
 	return reaper{eng}.withoutHolders(ctx, func() (*SetupResult, error) {
 		op, err := eng.begin(c, "ADD")

@@ -24,18 +24,31 @@ import (
 // It belongs to a snapshot, so a Load discards it. The lock is held for
 // bookkeeping only.
 type statusCache struct {
-	mu      sync.Mutex
-	host    string // the namespace of the other fields
-	good    time.Time
-	running *statusRun
+	mu   sync.Mutex
+	last *statusRun
+}
+
+type statusRun struct {
+	host  string        // the namespace in which the plugins run
+	done  chan struct{} // closed when the other fields are set
+	ended time.Time
+	err   error
 }
 
 // statusFor is the time for which a success is reused: some callers ask before each Setup.
 const statusFor = time.Second
 
-type statusRun struct {
-	done chan struct{} // closed when err is set
-	err  error
+// serves reports whether callers in a namespace may have the answer.
+func (r *statusRun) serves(host string) bool {
+	if r == nil || r.host != host {
+		return false
+	}
+	select {
+	case <-r.done:
+		return r.err == nil && time.Since(r.ended) < statusFor
+	default:
+		return true
+	}
 }
 
 // AskStatus asks the loaded networks for STATUS. Calls at once share one answer.
@@ -48,9 +61,6 @@ func (eng *Engine) AskStatus(ctx context.Context) error {
 		return err
 	}
 	run := eng.status.join(ctx, eng, host)
-	if run == nil {
-		return nil
-	}
 	select {
 	case <-run.done:
 		return run.err
@@ -59,41 +69,24 @@ func (eng *Engine) AskStatus(ctx context.Context) error {
 	}
 }
 
-// join returns the current run, starts one, or returns nil if the last one
-// succeeded recently. It takes host over.
+// join returns the last run if it serves, or starts another one. It takes host over.
 func (c *statusCache) join(ctx context.Context, s *Engine, host *hostns.NetNS) *statusRun {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.host != host.String() {
-		c.host, c.good, c.running = host.String(), time.Time{}, nil
-	}
-	fresh := !c.good.IsZero() && time.Since(c.good) < statusFor
-	if fresh || c.running != nil {
+	if c.last.serves(host.String()) {
 		if err := host.Close(); err != nil {
 			s.opts.Logger.Error("close network namespace", "error", err)
 		}
-		return c.running
+		return c.last
 	}
-	run := &statusRun{done: make(chan struct{})}
-	c.running = run
+	run := &statusRun{host: host.String(), done: make(chan struct{})}
+	c.last = run
 	go func() {
 		run.err = Join(statusOf(context.WithoutCancel(ctx), s, host, s.networks), host.Close())
-		c.finish(run)
+		run.ended = time.Now()
 		close(run.done)
 	}()
 	return run
-}
-
-func (c *statusCache) finish(run *statusRun) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.running != run {
-		return // another namespace has taken the cache over
-	}
-	c.running = nil
-	if run.err == nil {
-		c.good = time.Now()
-	}
 }
 
 // AskStatusOf asks networks that need not be loaded.

@@ -59,9 +59,6 @@ func (t *teardown) run(ctx context.Context) error {
 	}
 	t.op.log().Warn("DEL failed, and nothing is left", "error", t.delErr)
 	t.uncache()
-	if t.op.eng.opts.TeardownErrors {
-		return t.delErr
-	}
 	return nil
 }
 
@@ -264,7 +261,7 @@ func (t *teardown) giveBack(ctx context.Context, addrs []netip.Addr) {
 		return true
 	})
 	for _, report := range t.op.eng.RepairAll(ctx, ids, RepairOptions{Unheld: true}) {
-		err = Join(err, report.err())
+		err = Join(err, report.Err())
 	}
 	if err != nil {
 		t.op.log().Warn("containers with an address of a removed one may lack masquerading: Repair makes it", "error", err)

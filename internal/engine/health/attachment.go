@@ -104,7 +104,6 @@ func (a *Attachment) compareOne(ctx context.Context, r *runner.Runner, v *contra
 			continue // missing has found it
 		}
 		if d.Err == nil { // CHECK passes over it
-			p.settings++
 			d.Err = errors.New(a.Describe(d))
 		}
 		d.Err = r.Different(typ, d.Err)
@@ -130,14 +129,17 @@ type readOnly struct{ contract.Record }
 // Note refuses a note.
 func (readOnly) Note(string, any) error { return errReadOnly }
 
-// State is why a container was not compared, in the words of a verdict.
+// State is the verdict on a container; see cni.HealthState.
 type State string
 
 const (
-	Compared    State = "" // its parts decide
+	Compared    State = "" // there is none yet: its parts decide
+	Healthy     State = "healthy"
+	Broken      State = "broken"
 	Unknown     State = "unknown"
-	Gone        State = "gone" // its namespace is
+	Gone        State = "gone"
 	NotAttached State = "not attached"
+	Elsewhere   State = "elsewhere"
 )
 
 // Container is a container that was looked at. It was not locked meanwhile, so a look
@@ -153,13 +155,6 @@ type Container struct {
 // Suspect reports whether anything is wrong with the container, as far as was seen.
 func (c *Container) Suspect() bool {
 	return c.State != Compared || slices.ContainsFunc(c.Parts, func(p *Part) bool { return !p.IsWhole() })
-}
-
-// Lacks reports whether something that the Setup has made is missing or different. A
-// setting of the host is not: it concerns all containers at once, and nobody is the
-// better for their removal.
-func (c *Container) Lacks() bool {
-	return slices.ContainsFunc(c.Parts, func(p *Part) bool { return len(p.Differences) > p.settings })
 }
 
 // IsRepairable reports whether a repair can make a part on the host again.
@@ -181,20 +176,15 @@ type Part struct {
 	Uncompared  []string              // types whose part nothing compares
 	Err         error                 // why a part could not be compared
 	Asked       Asked
-
-	settings int // how many Differences are settings of the host, which CHECK passes over
 }
 
 // Asked is the outcome of the CHECKs of an attachment's plugins.
 type Asked struct {
-	Done       bool
-	Missed     bool  // another call had the container locked, or the time was used up
-	Plugins    int   // that were asked
-	Unanswered int   // of these, that said nothing about the container
-	Failed     error // of the plugin that said that something is wrong
-	Unknown    error // why no plugin said anything
-	Blind      error // of the plugins whose CHECK fails for healthy containers too
-	Noted      error // of the plugins whose CHECK fails over something that does not matter
+	Done    bool
+	Failed  error // of the plugin that said that something is wrong
+	Unknown error // why no plugin said anything
+	Blind   error // of the plugins whose CHECK fails for healthy containers too
+	Noted   error // of the plugins whose CHECK fails over something that does not matter
 }
 
 // Covers reports whether the comparison covers the parts of these types.

@@ -96,9 +96,6 @@ func lines(p *Part) (all []string) {
 	if p.Err != nil {
 		all = append(all, "error "+p.Err.Error())
 	}
-	if (&Container{Parts: []*Part{p}}).Lacks() {
-		all = append(all, "lacks")
-	}
 	return all
 }
 
@@ -114,19 +111,19 @@ func TestCompare(t *testing.T) {
 		want                     []string
 	}{
 		"whole":                     {"1.0.0", "lo", `{"type": "one"}`, map[string]comparer{"one": finds()}, nil},
-		"differences, in order":     {"1.0.0", "lo", `{"type": "one"}, {"type": "two"}`, map[string]comparer{"one": finds(rule), "two": finds(rule)}, []string{"one rule r: [one wrong]", "two rule r: [two wrong]", "lacks"}},
+		"differences, in order":     {"1.0.0", "lo", `{"type": "one"}, {"type": "two"}`, map[string]comparer{"one": finds(rule), "two": finds(rule)}, []string{"one rule r: [one wrong]", "two rule r: [two wrong]"}},
 		"a setting alone":           {"1.0.0", "lo", `{"type": "one"}`, map[string]comparer{"one": finds(setting)}, []string{"one sysctl s: [one described s]"}},
-		"a setting and a rule":      {"1.0.0", "lo", `{"type": "one"}`, map[string]comparer{"one": finds(setting, rule)}, []string{"one sysctl s: [one described s]", "one rule r: [one wrong]", "lacks"}},
-		"of its IPAM plugin":        {"1.0.0", "lo", `{"type": "one", "ipam": {"type": "two"}}`, map[string]comparer{"one": finds(), "two": finds(rule)}, []string{"two rule r: [two wrong]", "lacks"}},
+		"a setting and a rule":      {"1.0.0", "lo", `{"type": "one"}`, map[string]comparer{"one": finds(setting, rule)}, []string{"one sysctl s: [one described s]", "one rule r: [one wrong]"}},
+		"of its IPAM plugin":        {"1.0.0", "lo", `{"type": "one", "ipam": {"type": "two"}}`, map[string]comparer{"one": finds(), "two": finds(rule)}, []string{"two rule r: [two wrong]"}},
 		"another program's":         {"1.0.0", "lo", `{"type": "one"}, {"type": "x"}`, map[string]comparer{"one": finds()}, []string{"asks 1", "uncompared x"}},
 		"another's, with IPAM":      {"1.0.0", "lo", `{"type": "x", "ipam": {"type": "two"}}`, map[string]comparer{"two": finds(rule)}, []string{"asks 0", "uncompared x", "uncompared two"}},
-		"with IPAM of another's":    {"1.0.0", "lo", `{"type": "one", "ipam": {"type": "x"}}`, map[string]comparer{"one": finds(rule)}, []string{"one rule r: [one wrong]", "asks 0", "uncompared x", "lacks"}},
+		"with IPAM of another's":    {"1.0.0", "lo", `{"type": "one", "ipam": {"type": "x"}}`, map[string]comparer{"one": finds(rule)}, []string{"one rule r: [one wrong]", "asks 0", "uncompared x"}},
 		"a result without details":  {"0.2.0", "lo", `{"type": "one"}`, map[string]comparer{"one": finds(rule)}, []string{"asks 0", "uncompared one"}},
-		"its interface is gone":     {"1.0.0", "nosuch0", `{"type": "one"}, {"type": "x"}`, map[string]comparer{"one": finds(rule)}, []string{goneLine, "one rule r: [one wrong]", "lacks"}},
-		"the plugin says so too":    {"1.0.0", "nosuch0", `{"type": "one"}`, map[string]comparer{"one": finds(gone)}, []string{goneLine, "lacks"}},
-		"a comparison that fails":   {"1.0.0", "lo", `{"type": "one"}, {"type": "two"}`, map[string]comparer{"one": func(context.Context) ([]contract.Difference, error) { return nil, wrong }, "two": finds(rule)}, []string{"two rule r: [two wrong]", "error [one not compared: wrong]", "lacks"}},
+		"its interface is gone":     {"1.0.0", "nosuch0", `{"type": "one"}, {"type": "x"}`, map[string]comparer{"one": finds(rule)}, []string{goneLine, "one rule r: [one wrong]"}},
+		"the plugin says so too":    {"1.0.0", "nosuch0", `{"type": "one"}`, map[string]comparer{"one": finds(gone)}, []string{goneLine}},
+		"a comparison that fails":   {"1.0.0", "lo", `{"type": "one"}, {"type": "two"}`, map[string]comparer{"one": func(context.Context) ([]contract.Difference, error) { return nil, wrong }, "two": finds(rule)}, []string{"two rule r: [two wrong]", "error [one not compared: wrong]"}},
 		"comparisons that fail":     {"1.0.0", "lo", `{"type": "one"}, {"type": "one"}`, map[string]comparer{"one": func(context.Context) ([]contract.Difference, error) { return nil, wrong }}, []string{"error [one not compared: wrong]\n[one not compared: wrong]"}},
-		"nothing is asked if it is": {"1.0.0", "nosuch0", `{"type": "x"}`, nil, []string{`x interface nosuch0: interface nosuch0 of network "net" is gone: not attached`, "lacks"}},
+		"nothing is asked if it is": {"1.0.0", "nosuch0", `{"type": "x"}`, nil, []string{`x interface nosuch0: interface nosuch0 of network "net" is gone: not attached`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := expect.Value(compareWith(t, tt.version, tt.ifName, tt.plugins, tt.builtIn))(t)

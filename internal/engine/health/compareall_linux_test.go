@@ -43,7 +43,7 @@ func newBench(t *testing.T) *bench {
 		Choice: runner.Choice{BuiltIn: func(string) plugin.Plugin { return nil }},
 		Limit:  func(string) time.Duration { return b.limit },
 		Observe: func(_ context.Context, e runner.Event) {
-			b.events = append(b.events, fmt.Sprintf("%s %s: %v", e.Verb, e.Plugin, e.Err))
+			b.events = append(b.events, fmt.Sprintf("%s %s: %v", e.Operation, e.Plugin, e.Err))
 		},
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}

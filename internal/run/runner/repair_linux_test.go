@@ -77,6 +77,6 @@ func TestARepairIsReportedToTheObserver(t *testing.T) {
 	broken := errors.New("broken")
 	r.ReportRepair(t.Context(), "ours", time.Second, broken)
 	expect.Same(t, "events", got, []Event{{
-		Verb: "REPAIR", Network: "net", Plugin: "ours", Kind: BuiltIn, ContainerID: "c1", IfName: "eth0", Took: time.Second, Err: broken,
+		Operation: "REPAIR", Network: "net", Plugin: "ours", PluginKind: "built in", ContainerID: "c1", IfName: "eth0", Duration: time.Second, Err: broken,
 	}})
 }

@@ -70,14 +70,13 @@ type Attachment interface {
 	Fail(Failure) error
 }
 
-// Event describes one plugin call. Calls that an in-process plugin delegates are part
-// of its own call.
+// Event describes one plugin call; see cni.Event.
 type Event struct {
-	Verb, Network, Plugin string
-	Kind                  Kind // empty if no plugin ran
-	ContainerID, IfName   string
-	Took                  time.Duration
-	Err                   error
+	Operation, Network, Plugin string
+	PluginKind                 string // a Kind; empty if no plugin ran
+	ContainerID, IfName        string
+	Duration                   time.Duration
+	Err                        error
 }
 
 // Run runs the plugin of a type. If two plugins may have attached the container,
@@ -274,8 +273,8 @@ func isResult(request, stdout []byte) bool {
 
 func (r *Runner) event(verb, plugin string, kind Kind, took time.Duration, err error) Event {
 	return Event{
-		Verb: verb, Network: r.Network.Name, Plugin: plugin, Kind: kind,
-		ContainerID: string(r.ContainerID), IfName: r.IfName, Took: took, Err: err,
+		Operation: verb, Network: r.Network.Name, Plugin: plugin, PluginKind: string(kind),
+		ContainerID: string(r.ContainerID), IfName: r.IfName, Duration: took, Err: err,
 	}
 }
 
@@ -298,9 +297,9 @@ func (r *Runner) log(ctx context.Context, title string, e Event, out invoke.Outp
 		return
 	}
 	attrs := []slog.Attr{
-		slog.String("operation", e.Verb), slog.String("network", e.Network),
-		slog.String("plugin", e.Plugin), slog.String("kind", string(e.Kind)),
-		slog.String("container", e.ContainerID), slog.String("interface", e.IfName), slog.Duration("took", e.Took),
+		slog.String("operation", e.Operation), slog.String("network", e.Network),
+		slog.String("plugin", e.Plugin), slog.String("kind", e.PluginKind),
+		slog.String("container", e.ContainerID), slog.String("interface", e.IfName), slog.Duration("took", e.Duration),
 	}
 	if e.Err != nil {
 		// As text: handlers that print %+v would print stderr twice.

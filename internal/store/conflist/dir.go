@@ -62,30 +62,3 @@ func (r Reader) Dir(dir string, want Selection) (found []Found, skipped []*FileE
 	}
 	return found, skipped, nil
 }
-
-// Name reads the configuration of the network called name: the first file of the
-// directory, in name order, that defines it. Unreadable files are ignored if it
-// is found. Otherwise they are part of the error, because one of them may define
-// it.
-func (r Reader) Name(dir, name string) (Found, error) {
-	if err := ValidateName(name); err != nil {
-		return Found{}, err
-	}
-	files, err := Files(dir)
-	if err != nil {
-		return Found{}, err
-	}
-	var bad []error
-	for _, path := range files {
-		list, err := r.File(path)
-		if err != nil {
-			bad = append(bad, err)
-			continue
-		}
-		if list.Name == name {
-			return Found{Path: path, List: list}, nil
-		}
-	}
-	none := fmt.Errorf("%w: no network named %q in %s", ErrNone, name, dir)
-	return Found{}, errors.Join(append([]error{none}, bad...)...)
-}

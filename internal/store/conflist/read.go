@@ -108,38 +108,14 @@ func (r Reader) File(path string) (*libcni.NetworkConfigList, error) {
 	return r.Single(path)
 }
 
-// Form is the form of a configuration.
-type Form string
-
-const (
-	// OnePlugin is the configuration of a single plugin.
-	OnePlugin Form = "conf"
-	// PluginList is a list of plugins.
-	PluginList Form = "conflist"
-)
-
-// ParseAny reads a configuration of either form.
-func ParseAny(data []byte) (*libcni.NetworkConfigList, Form, error) { return Reader{}.any("", data) }
-
-// any tells a single plugin's configuration, which has a type, from a list. That may lack
-// plugins if it was read from a file at path, and they are in files beside it.
-func (r Reader) any(path string, data []byte) (list *libcni.NetworkConfigList, form Form, err error) {
+// ParseAny reads a list of plugins, or the configuration of a single plugin, which has a
+// type.
+func ParseAny(data []byte) (*libcni.NetworkConfigList, error) {
 	var keys map[string]json.RawMessage
 	if json.Unmarshal(data, &keys) == nil && keys["plugins"] == nil && keys["type"] != nil {
-		list, err = ParseSingle(data)
-		return list, OnePlugin, err
+		return ParseSingle(data)
 	}
-	list, err = r.list(path, data)
-	return list, PluginList, err
-}
-
-// Any reads a file of either form, told apart by its content.
-func (r Reader) Any(path string) (list *libcni.NetworkConfigList, form Form, err error) {
-	list, err = parse(r, path, func(data []byte) (list *libcni.NetworkConfigList, err error) {
-		list, form, err = r.any(path, data)
-		return list, err
-	})
-	return list, form, err
+	return Reader{}.list("", data)
 }
 
 // plugins reads the plugin files of a network's own directory, in name order.
