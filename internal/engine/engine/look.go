@@ -1,4 +1,4 @@
-package health
+package engine
 
 import (
 	"context"
@@ -7,44 +7,43 @@ import (
 	"reflect"
 	"runtime"
 
-	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/kernel/parallel"
 	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
-// Look looks at containers.
-type Look struct {
-	Records  *record.Store
-	IsLocked func(record.ID) (bool, error)
-	// Examine compares one container with its record, by views from looks. It fills in
-	// State and what follows from it; with an error the container is Unknown. It is called
+// examination compares containers with their records.
+type examination struct {
+	records  *record.Store
+	isLocked func(record.ID) (bool, error)
+	// examine compares one container with its record, by views from looks. It fills in
+	// State and what follows from it; with an error the container is unknown. It is called
 	// by several goroutines, and may panic.
-	Examine func(c *Container, looks *compare.Looks) error
-	Logger  *slog.Logger
-	// Brief has a suspect settled by the first look, for a caller that looks at suspects
+	examine func(e *examined, looks *compare.Looks) error
+	logger  *slog.Logger
+	// brief has a suspect settled by the first look, for a caller that looks at suspects
 	// again itself. Otherwise a suspect is looked at twice: what others take away for a
 	// moment, as a reload of a firewall does, is not missing.
-	Brief bool
+	brief bool
 }
 
 // mostLooks limits how often a container is looked at that other calls change
 // meanwhile.
 const mostLooks = 3
 
-// All looks at the containers of records. A container that seems to differ is looked at
+// all looks at the containers of records. A container that seems to differ is looked at
 // again, until its record was the same before and after, and no other call was in
 // progress: the ADDs and DELs of a call change the record before they change anything
 // else, and while the container is locked. A container that changes all the time is
-// Unknown, with container.ErrBusy.
+// unknown, with ErrBusy.
 //
 // The second look is another one at the whole host, rather than one for each container,
 // so that a thousand containers that lack their masquerading take two looks.
-func (l *Look) All(ctx context.Context, found []record.Found) []*Container {
-	all := l.once(found)
-	if l.Brief {
+func (x *examination) all(ctx context.Context, found []record.Found) []*examined {
+	all := x.once(found)
+	if x.brief {
 		for _, c := range all {
-			c.Settled = c.Suspect() && l.isUnchanged(c.Found)
+			c.Settled = c.Suspect() && x.isUnchanged(c.Found)
 		}
 	}
 	for n := 1; n < mostLooks && ctx.Err() == nil; n++ {
@@ -54,9 +53,9 @@ func (l *Look) All(ctx context.Context, found []record.Found) []*Container {
 			if c.Settled || !c.Suspect() {
 				continue
 			}
-			now := l.Records.Reload(c.Found)
+			now := x.records.Reload(c.Found)
 			if now.Record == nil {
-				*c = Container{Found: c.Found, State: NotAttached, Settled: true}
+				*c = examined{Found: c.Found, State: stateNotAttached, Settled: true}
 				continue
 			}
 			again, at = append(again, now), append(at, i)
@@ -64,14 +63,14 @@ func (l *Look) All(ctx context.Context, found []record.Found) []*Container {
 		if len(again) == 0 {
 			break
 		}
-		for n, c := range l.once(again) {
-			c.Settled = l.isUnchanged(c.Found)
+		for n, c := range x.once(again) {
+			c.Settled = x.isUnchanged(c.Found)
 			all[at[n]] = c
 		}
 	}
 	for _, c := range all {
 		if c.Suspect() && !c.Settled && ctx.Err() == nil {
-			c.State, c.Reason = Unknown, fmt.Errorf("it changes: %w", container.ErrBusy)
+			c.State, c.Reason = stateUnknown, fmt.Errorf("it changes: %w", ErrBusy)
 		}
 	}
 	return all
@@ -79,32 +78,32 @@ func (l *Look) All(ctx context.Context, found []record.Found) []*Container {
 
 // isUnchanged reports whether no other call has changed a container since its record
 // was read.
-func (l *Look) isUnchanged(f record.Found) bool {
-	if locked, err := l.IsLocked(f.Record.ContainerID); locked || err != nil {
+func (x *examination) isUnchanged(f record.Found) bool {
+	if locked, err := x.isLocked(f.Record.ContainerID); locked || err != nil {
 		return false
 	}
-	now := l.Records.Reload(f)
+	now := x.records.Reload(f)
 	return now.Record != nil && reflect.DeepEqual(f.Record, now.Record) && (f.Err == nil) == (now.Err == nil)
 }
 
 // once looks at the containers of records, at several at the same time, from one look at
 // the host.
-func (l *Look) once(found []record.Found) []*Container {
+func (x *examination) once(found []record.Found) []*examined {
 	looks := compare.Dumps()
 	defer func() {
 		if err := looks.Close(); err != nil {
-			l.Logger.Error("close network namespace", "error", err)
+			x.logger.Error("close network namespace", "error", err)
 		}
 	}()
-	all := make([]*Container, len(found))
-	parallel.Each(len(found), runtime.GOMAXPROCS(0), func(i int) { all[i] = l.one(found[i], looks) })
+	all := make([]*examined, len(found))
+	parallel.Each(len(found), runtime.GOMAXPROCS(0), func(i int) { all[i] = x.one(found[i], looks) })
 	return all
 }
 
-func (l *Look) one(f record.Found, looks *compare.Looks) *Container {
-	c := &Container{Found: f}
-	if err := parallel.Try(func() error { return l.Examine(c, looks) }); err != nil {
-		c.State, c.Reason = Unknown, err
+func (x *examination) one(f record.Found, looks *compare.Looks) *examined {
+	c := &examined{Found: f}
+	if err := parallel.Try(func() error { return x.examine(c, looks) }); err != nil {
+		c.State, c.Reason = stateUnknown, err
 	}
 	return c
 }
