@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/engine/engine"
+	"github.com/embedcni/cni/internal/engine/health"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/record"
 )
@@ -186,7 +187,7 @@ func (h Health) Err() error {
 	for _, d := range h.Differences {
 		errs = append(errs, d.Err)
 	}
-	return engine.Doubt(h.ContainerID, engine.State(h.State), errs, h.Reason)
+	return engine.Doubt(h.ContainerID, health.State(h.State), errs, h.Reason)
 }
 
 // String has a line for the container, and one for each difference.

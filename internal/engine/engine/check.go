@@ -11,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/engine/container"
+	"github.com/embedcni/cni/internal/engine/health"
 	"github.com/embedcni/cni/internal/kernel/parallel"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/compare"
@@ -102,7 +103,7 @@ func recorded(a *attachment) (*attachment, error) {
 }
 
 // compareAll compares attachments of a container whose recorded namespaces are open.
-func (op *operation) compareAll(ctx context.Context, looks *compare.Looks, all attachments) (parts []*part, err error) {
+func (op *operation) compareAll(ctx context.Context, looks *compare.Looks, all attachments) (parts []*health.Part, err error) {
 	v, err := looks.Open(ctx, op.c.Place.Host, op.c.Place.NetNS)
 	if err != nil {
 		return nil, err
@@ -110,7 +111,7 @@ func (op *operation) compareAll(ctx context.Context, looks *compare.Looks, all a
 	defer func() { err = Join(err, v.Close()) }()
 	for _, a := range all {
 		if unfinished := a.unfinished(); unfinished != nil {
-			parts = append(parts, &part{Network: a.plan.Network.Config.Name, IfName: a.plan.IfName, Err: unfinished})
+			parts = append(parts, &health.Part{Network: a.plan.Network.Config.Name, IfName: a.plan.IfName, Err: unfinished})
 			continue
 		}
 		parts = append(parts, a.compare(ctx, v))
@@ -120,17 +121,17 @@ func (op *operation) compareAll(ctx context.Context, looks *compare.Looks, all a
 
 // compare compares the parts of the attachment's plugins with the kernel, by those
 // built-in plugins that can. It changes nothing.
-func (a *attachment) compare(ctx context.Context, v *compare.View) *part {
+func (a *attachment) compare(ctx context.Context, v *compare.View) *health.Part {
 	name := a.plan.Network.Config.Name
-	c := &comparison{
-		Attachment: &a.plan.Attachment, chain: &chain.Chain{List: a.plan.Network.Config, Path: a.pluginDirs()},
-		result: a.progress.partial, runner: a.runner(), madeInterface: a.described().MadeInterface(),
-		describe: func(d compare.Difference) string { return differenceOf(name, a.plan.IfName, d).String() },
+	c := &health.Attachment{
+		Attachment: &a.plan.Attachment, Chain: &chain.Chain{List: a.plan.Network.Config, Path: a.pluginDirs()},
+		Result: a.progress.partial, Runner: a.runner(), MadeInterface: a.described().MadeInterface(),
+		Describe: func(d compare.Difference) string { return differenceOf(name, a.plan.IfName, d).String() },
 	}
-	if c.result == nil {
-		c.result = a.cached().Result()
+	if c.Result == nil {
+		c.Result = a.cached().Result()
 	}
-	part, err := c.parts(ctx, v)
+	part, err := c.Compare(ctx, v)
 	if err != nil {
 		part.Err = a.errors("CHECK", err)
 	}
@@ -138,7 +139,7 @@ func (a *attachment) compare(ctx context.Context, v *compare.View) *part {
 }
 
 // checkFailed returns the failed CHECK as a difference.
-func checkFailed(c *part) Difference {
+func checkFailed(c *health.Part) Difference {
 	d := Difference{
 		Network: c.Network, IfName: c.IfName, Kind: kindCheck, Err: c.Asked.Failed,
 		Why: "only the plugin knows more; Remove and Setup attach the container again",
@@ -151,7 +152,7 @@ func checkFailed(c *part) Difference {
 
 // notAsked notes why the plugins were not asked. That matters only for a part that
 // was not compared either.
-func notAsked(c *part, why error) {
+func notAsked(c *health.Part, why error) {
 	c.Asked.Missed = true
 	if len(c.Uncompared) > 0 {
 		c.Asked.Unknown = fmt.Errorf("interface %s of network %q: CHECK was not asked: %w", c.IfName, c.Network, why)
@@ -177,11 +178,11 @@ func withinBudget(ctx context.Context, budget time.Duration) (context.Context, c
 }
 
 // askAll asks the plugins of containers for CHECK, those of several containers at once.
-func (l *look) askAll(ctx context.Context, all []*examined, budget time.Duration) HealthChecks {
+func (l *look) askAll(ctx context.Context, all []*health.Container, budget time.Duration) HealthChecks {
 	begun := time.Now()
 	ctx, cancel := withinBudget(ctx, budget)
 	defer cancel()
-	all = slices.DeleteFunc(slices.Clone(all), func(e *examined) bool { return !e.WantsCheck() })
+	all = slices.DeleteFunc(slices.Clone(all), func(e *health.Container) bool { return !e.WantsCheck() })
 	parallel.Each(len(all), atOnce, func(i int) { l.askOne(ctx, all[i]) })
 	sum := HealthChecks{Took: time.Since(begun)}
 	for _, e := range all {
@@ -201,7 +202,7 @@ func (l *look) askAll(ctx context.Context, all []*examined, budget time.Duration
 
 // askOne asks the plugins of a container, which it locks: the specification forbids
 // operations of one container that overlap.
-func (l *look) askOne(ctx context.Context, e *examined) {
+func (l *look) askOne(ctx context.Context, e *health.Container) {
 	op, all, err := l.beginAsking(ctx, e.Found.Record.ContainerID)
 	if op != nil {
 		defer op.end()
@@ -247,7 +248,7 @@ func (l *look) beginAsking(ctx context.Context, id record.ID) (*operation, attac
 // checking asks the plugins of one attachment for CHECK. The container is locked.
 type checking struct {
 	a    *attachment
-	part *part // the comparison, and the answers to CHECK
+	part *health.Part // the comparison, and the answers to CHECK
 }
 
 // ask asks those plugins for CHECK that can say more than the comparison, up to the first

@@ -44,10 +44,4 @@
 // Calls for many containers are objects of their own: a collection is a GC, a recovery a
 // Recover, a look compares containers for Health and for a Recover, repairs add what is
 // missing. The reaper removes, in the background, containers whose namespaces have ended.
-//
-// A look locks no container. It compares all with one look at the host, and those that seem
-// to differ again, until nothing changed meanwhile (examination). Repairs compare attachments
-// of locked containers, fix what may be fixed, in order, and compare again, until nothing is
-// left to do (mend). One round is often not enough: a comparison can see that a bridge is
-// gone, but not that the new one will lack an address and a port.
 package engine

@@ -9,11 +9,19 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/embedcni/cni/internal/engine/health"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
+)
+
+// The other states of a verdict.
+const (
+	stateHealthy   health.State = "healthy"
+	stateBroken    health.State = "broken"
+	stateElsewhere health.State = "elsewhere"
 )
 
 // HealthOptions say what to look at; see cni.HealthOptions.
@@ -42,7 +50,7 @@ type HealthChecks struct {
 // Verdict is what a look says of one container.
 type Verdict struct {
 	ContainerID string
-	State       State
+	State       health.State
 	Differences []Difference
 	Reason      error
 	Uncompared  []string
@@ -59,12 +67,12 @@ func (v Verdict) doubt() error {
 
 // Doubt returns nil if the container is healthy, and otherwise an error with the
 // differences and the reason.
-func Doubt(id string, state State, found []error, reason error) error {
+func Doubt(id string, state health.State, found []error, reason error) error {
 	if state == stateHealthy {
 		return nil
 	}
 	err := Join(append(found, reason)...)
-	if err == nil && state == stateNotAttached {
+	if err == nil && state == health.NotAttached {
 		return fmt.Errorf("container %s is %w", id, ErrNotAttached)
 	}
 	return err
@@ -72,18 +80,18 @@ func Doubt(id string, state State, found []error, reason error) error {
 
 // see keeps the record of a container, unless the look was at all: a report would keep
 // thousands of records in memory.
-func (r *HealthReport) see(e *examined) {
+func (r *HealthReport) see(e *health.Container) {
 	if r.Seen == nil {
 		return
 	}
 	r.Seen[nameOf(e.Found)] = nil
-	if e.State != stateNotAttached {
+	if e.State != health.NotAttached {
 		r.Seen[nameOf(e.Found)] = e.Found.Record
 	}
 }
 
 // verdictOn returns the verdict on a container that was looked at.
-func verdictOn(e *examined) Verdict {
+func verdictOn(e *health.Container) Verdict {
 	v := Verdict{ContainerID: nameOf(e.Found), State: e.State, Reason: e.Reason}
 	var noted error
 	for _, c := range e.Parts {
@@ -100,11 +108,11 @@ func verdictOn(e *examined) Verdict {
 	slices.Sort(v.Uncompared)
 	v.Uncompared = slices.Compact(v.Uncompared)
 	switch {
-	case v.State != stateCompared:
+	case v.State != health.Compared:
 	case len(v.Differences) > 0:
 		v.State = stateBroken
 	case v.Reason != nil:
-		v.State = stateUnknown
+		v.State = health.Unknown
 	default:
 		v.State, v.Reason = stateHealthy, noted
 	}
@@ -142,7 +150,7 @@ func (eng *Engine) Health(ctx context.Context, o HealthOptions) (report *HealthR
 		return nil, err
 	}
 	begun := time.Now()
-	var all []*examined
+	var all []*health.Container
 	for _, e := range l.at(ctx, found) {
 		if h, ok := l.elsewhere(e, o.NetNS); ok {
 			report.Containers = append(report.Containers, h)
@@ -159,7 +167,7 @@ func (eng *Engine) Health(ctx context.Context, o HealthOptions) (report *HealthR
 		return nil, context.Cause(ctx)
 	}
 	for _, e := range all {
-		if e.State != stateNotAttached || !l.own {
+		if e.State != health.NotAttached || !l.own {
 			report.Containers = append(report.Containers, verdictOn(e))
 		}
 		report.see(e)
@@ -200,9 +208,9 @@ func (l *look) offRecord(id string) (Verdict, error) {
 		return Verdict{}, err
 	}
 	if len(cached) > 0 {
-		return Verdict{ContainerID: id, State: stateUnknown, Reason: errOnlyCached}, nil
+		return Verdict{ContainerID: id, State: health.Unknown, Reason: errOnlyCached}, nil
 	}
-	return Verdict{ContainerID: id, State: stateNotAttached}, nil
+	return Verdict{ContainerID: id, State: health.NotAttached}, nil
 }
 
 // errOnlyCached: nothing says in which namespace the plugins ran, nor which.
@@ -211,9 +219,9 @@ var errOnlyCached = errors.New("it is in libcni's cache and not on record, since
 // elsewhere returns the verdict on a container that is not attached in the namespace of
 // which the caller knows the path. A container whose record does not say where it is
 // attached, or which is dead, has the verdict of the look.
-func (l *look) elsewhere(e *examined, paths map[string]string) (Verdict, bool) {
+func (l *look) elsewhere(e *health.Container, paths map[string]string) (Verdict, bool) {
 	path, ok := paths[string(e.Found.Record.ContainerID)]
-	if !ok || e.Found.Err != nil || e.State == stateGone || e.State == stateNotAttached {
+	if !ok || e.Found.Err != nil || e.State == health.Gone || e.State == health.NotAttached {
 		return Verdict{}, false
 	}
 	state, err := l.isAt(e.Found.Record.NetNS, path)
@@ -222,11 +230,11 @@ func (l *look) elsewhere(e *examined, paths map[string]string) (Verdict, bool) {
 
 // isAt returns nil if the path leads to the recorded namespace. Otherwise it returns why
 // not, and what that makes of a container.
-func (l *look) isAt(recorded record.NetNS, path string) (State, error) {
+func (l *look) isAt(recorded record.NetNS, path string) (health.State, error) {
 	h, _, err := l.host.OpenContainer(path, "CHECK")
 	switch {
 	case err != nil && !hostns.LeadsNowhere(err) && errors.As(err, new(syscall.Errno)):
-		return stateUnknown, err
+		return health.Unknown, err
 	case err != nil:
 		return stateElsewhere, fmt.Errorf("it is attached in %s: %w", recorded.Path, err)
 	case h == nil:
@@ -240,23 +248,23 @@ func (l *look) isAt(recorded record.NetNS, path string) (State, error) {
 	case now:
 		return "", nil
 	case netns.ID{}:
-		return stateUnknown, errors.New("its record does not say in which network namespace it is attached")
+		return health.Unknown, errors.New("its record does not say in which network namespace it is attached")
 	}
 	return stateElsewhere, fmt.Errorf("it is attached in the network namespace %v, given as %s, and %s leads to %v: %w",
 		recorded.ID(), recorded.Path, path, now, ErrInvalidNetNS)
 }
 
 // at looks at the containers of records.
-func (l *look) at(ctx context.Context, found []record.Found) []*examined {
+func (l *look) at(ctx context.Context, found []record.Found) []*health.Container {
 	s := l.eng.Store
-	x := &examination{records: s.Records, isLocked: s.Locks.IsLocked, logger: l.eng.opts.Logger, brief: l.once}
-	x.examine = func(e *examined, looks *compare.Looks) error { return l.examine(ctx, e, looks) }
-	return x.all(ctx, found)
+	h := &health.Look{Records: s.Records, IsLocked: s.Locks.IsLocked, Logger: l.eng.opts.Logger, Brief: l.once}
+	h.Examine = func(c *health.Container, looks *compare.Looks) error { return l.examine(ctx, c, looks) }
+	return h.All(ctx, found)
 }
 
 // examine compares a container with its record. The error is the reason why it could
 // not.
-func (l *look) examine(ctx context.Context, c *examined, looks *compare.Looks) error {
+func (l *look) examine(ctx context.Context, c *health.Container, looks *compare.Looks) error {
 	rec := c.Found.Record
 	switch {
 	case ctx.Err() != nil:
@@ -278,10 +286,10 @@ func (l *look) examine(ctx context.Context, c *examined, looks *compare.Looks) e
 		all = slices.DeleteFunc(all, func(a *attachment) bool { return !a.own() })
 	}
 	if len(all) == 0 {
-		c.State = stateNotAttached
+		c.State = health.NotAttached
 		return nil
 	}
-	if c.State, c.Reason = op.outOfReach(); c.State == stateCompared {
+	if c.State, c.Reason = op.outOfReach(); c.State == health.Compared {
 		c.Parts, err = op.compareAll(ctx, looks, all)
 	}
 	return err

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/engine/container"
+	"github.com/embedcni/cni/internal/engine/health"
 	"github.com/embedcni/cni/internal/engine/leftovers"
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/store/record"
@@ -98,16 +99,16 @@ func (op *operation) lock(ctx context.Context, how container.Access) error {
 }
 
 // outOfReach returns why a container cannot be compared with the kernel; the state is
-// stateCompared if it can. The recorded namespaces are open.
-func (op *operation) outOfReach() (State, error) {
+// health.Compared if it can. The recorded namespaces are open.
+func (op *operation) outOfReach() (health.State, error) {
 	gone, why := op.c.OutOfReach()
 	switch {
 	case why == nil:
-		return stateCompared, nil
+		return health.Compared, nil
 	case gone:
-		return stateGone, why
+		return health.Gone, why
 	}
-	return stateUnknown, why
+	return health.Unknown, why
 }
 
 // lockedGrace is the time for which a container may be locked and still be

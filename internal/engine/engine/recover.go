@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/engine/container"
+	"github.com/embedcni/cni/internal/engine/health"
 	"github.com/embedcni/cni/internal/kernel/parallel"
 	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/internal/store/record"
@@ -51,7 +52,7 @@ type recovery struct {
 	eng    *Engine
 	broken BrokenAction
 	look   *look
-	looked map[record.ID]*examined // before any container was locked
+	looked map[record.ID]*health.Container // before any container was locked
 	// repaired are the parts that were made again before each container was recovered.
 	repaired map[record.ID][]Difference
 	endBy    time.Time // when those that come last have ended, if they are about to
@@ -83,7 +84,7 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 	for _, o := range c.deleteIllegible(illegible) {
 		report.add(o)
 	}
-	c.looked = make(map[record.ID]*examined, len(whole))
+	c.looked = make(map[record.ID]*health.Container, len(whole))
 	for _, e := range c.look.at(ctx, whole) {
 		c.looked[e.Found.Record.ContainerID] = e
 	}
@@ -234,8 +235,8 @@ type judged struct {
 // missing of them, if that is wanted. The container is locked.
 func (c *recovery) judge(ctx, asking context.Context, op *operation, going attachments) (j judged) {
 	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
-	e := &examined{Found: record.Found{Record: op.c.Recorded.Record, File: record.Name(op.c.Recorded.ID)}}
-	if e.State, e.Reason = op.outOfReach(); e.State != stateCompared {
+	e := &health.Container{Found: record.Found{Record: op.c.Recorded.Record, File: record.Name(op.c.Recorded.ID)}}
+	if e.State, e.Reason = op.outOfReach(); e.State != health.Compared {
 		return judged{doubt: verdictOn(e).doubt()}
 	}
 	var err error
@@ -264,11 +265,11 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 func (c *recovery) repairTogether(ctx context.Context) {
 	var broken []record.ID
 	for id, e := range c.looked {
-		if e.State == stateCompared && e.Settled && e.IsRepairable() {
+		if e.State == health.Compared && e.Settled && e.IsRepairable() {
 			broken = append(broken, id)
 		}
 	}
-	if len(broken) < dumpFor {
+	if len(broken) < health.DumpFor {
 		return
 	}
 	var again []record.Found
@@ -285,9 +286,9 @@ func (c *recovery) repairTogether(ctx context.Context) {
 
 // seen returns the attachments as the look before has seen them; nil if the container
 // may have changed since.
-func (c *recovery) seen(op *operation, staying attachments) (parts []*part) {
+func (c *recovery) seen(op *operation, staying attachments) (parts []*health.Part) {
 	e := c.looked[op.c.Recorded.ID]
-	if e == nil || e.State != stateCompared || e.Suspect() && !e.Settled || !reflect.DeepEqual(e.Found.Record, op.c.Recorded.Record) {
+	if e == nil || e.State != health.Compared || e.Suspect() && !e.Settled || !reflect.DeepEqual(e.Found.Record, op.c.Recorded.Record) {
 		return nil
 	}
 	for _, part := range e.Parts {
@@ -314,7 +315,7 @@ func adopt(op *operation, doubt error) error {
 
 // repair adds missing parts of attachments on the host, unless they are held, and
 // compares them anew. It returns the parts that were missing.
-func (c *recovery) repair(ctx context.Context, op *operation, all attachments, e *examined) ([]Difference, error) {
+func (c *recovery) repair(ctx context.Context, op *operation, all attachments, e *health.Container) ([]Difference, error) {
 	rs, err := beginRepairs(ctx, c.eng, RepairOptions{Unheld: true})
 	if err != nil { // all may be held
 		return nil, err
@@ -323,9 +324,9 @@ func (c *recovery) repair(ctx context.Context, op *operation, all attachments, e
 	report := &RepairReport{}
 	e.Parts = nil
 	for _, r := range rs.run(ctx, all, map[record.ID]*RepairReport{op.c.Recorded.ID: report}) {
-		err = Join(err, r.err)
-		if r.last != nil {
-			e.Parts = append(e.Parts, r.last)
+		err = Join(err, r.its.Err)
+		if r.its.Last != nil {
+			e.Parts = append(e.Parts, r.its.Last)
 		}
 	}
 	return report.Repaired, err

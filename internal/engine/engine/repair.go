@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/engine/container"
+	"github.com/embedcni/cni/internal/engine/health"
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/internal/run/runner"
@@ -72,7 +73,7 @@ func (eng *Engine) Repair(ctx context.Context, id record.ID, o RepairOptions, as
 		}
 	}
 	for _, r := range rs.run(ctx, all, map[record.ID]*RepairReport{id: report}) {
-		err = Join(err, r.err)
+		err = Join(err, r.its.Err)
 	}
 	return report, err
 }
@@ -138,28 +139,37 @@ type repairs struct {
 // Err of each is the reason why it could not be repaired to the end; the report is valid
 // with it.
 func (rs *repairs) run(ctx context.Context, all attachments, reports map[record.ID]*RepairReport) (done []*repairing) {
+	var group []*health.Repairing
 	var in []context.Context
 	var end []func(error)
 	for _, a := range all {
 		its, span := runner.NetworkSpan(ctx, "cni.repairNetwork", a.plan.Network.Config.Name, a.plan.IfName)
 		in, end = append(in, its), append(end, func(err error) { runner.EndSpan(span, err) })
-		done = append(done, rs.of(a))
+		r := rs.of(a)
+		done, group = append(done, r), append(group, r.its)
 	}
-	mend(ctx, done)
+	health.Repair(ctx, group)
 	for i, r := range done {
 		report := reports[r.a.op.c.Recorded.ID]
 		r.report(in[i], report)
-		if r.err == nil && rs.asks {
-			r.err = r.ask(in[i], report) // nobody else can compare the parts of these plugins
+		if r.its.Err == nil && rs.asks {
+			r.its.Err = r.ask(in[i], report) // nobody else can compare the parts of these plugins
 		}
-		end[i](r.err)
-		r.err = r.a.errors(repairOp, r.err)
+		end[i](r.its.Err)
+		r.its.Err = r.a.errors(repairOp, r.its.Err)
 	}
 	return done
 }
 
 // repairOp is the Op of a repair's errors and events.
 const repairOp = runner.VerbRepair
+
+// repairing is the repair of one attachment.
+type repairing struct {
+	a    *attachment
+	its  *health.Repairing
+	held bool // nothing of it is wanted, since it is held
+}
 
 // repairPatience is the time for which the repair of one container waits, in all, for
 // work of the kernel: by default it looks for duplicates of an IPv6 address for up to two
@@ -172,12 +182,12 @@ func (rs *repairs) of(a *attachment) *repairing {
 	}
 	plugins := a.runner()
 	plugins.Given.Patience = a.op.patience
-	r := &repairing{
-		a: a, runner: plugins, host: a.op.c.Place.Host, container: a.inside(), compare: a.compare, inside: rs.o.Inside,
-	}
+	r := &repairing{a: a, its: &health.Repairing{
+		Runner: plugins, Host: a.op.c.Place.Host, Container: a.inside(), Compare: a.compare, Inside: rs.o.Inside,
+	}}
 	r.held = rs.o.Unheld && slices.ContainsFunc(rs.holds, func(h record.Hold) bool { return h.Holds(a.op.c.Recorded.Record, a.plan.Network.Config.Name) })
 	if r.held || rs.o.Want != nil {
-		r.want = func(d compare.Difference) bool {
+		r.its.Want = func(d compare.Difference) bool {
 			return !r.held && rs.o.Want(string(a.op.c.Recorded.ID), r.difference(d))
 		}
 	}
@@ -187,21 +197,34 @@ func (rs *repairs) of(a *attachment) *repairing {
 // report adds the outcome to the report, and reports it to the log and the observer.
 func (r *repairing) report(ctx context.Context, report *RepairReport) {
 	log := r.a.op.log().With("network", r.a.plan.Network.Config.Name, "interface", r.a.plan.IfName)
-	for _, d := range r.repaired {
+	for _, d := range r.its.Repaired {
 		log.Info("repaired", "plugin", d.Plugin, "kind", d.Kind, "object", d.Object, "wanted", d.Wanted)
 		report.Repaired = append(report.Repaired, r.difference(d))
 	}
-	for _, left := range r.left {
+	for _, left := range r.its.Left {
 		if left.Failed {
 			log.Warn("not repaired", "plugin", left.Plugin, "kind", left.Kind, "object", left.Object, "error", left.Reason)
 		}
-		report.Remaining = append(report.Remaining, remaining{r.difference(left.Difference), left.Reason})
+		report.Remaining = append(report.Remaining, remaining{r.difference(left.Difference), r.asPublic(left.Reason)})
 	}
-	r.observe(ctx)
+	r.its.Report(ctx)
 }
 
 func (r *repairing) difference(d compare.Difference) Difference {
 	return differenceOf(r.a.plan.Network.Config.Name, r.a.plan.IfName, d)
+}
+
+// asPublic adds this package's sentinels to the reason why a difference remains.
+func (r *repairing) asPublic(reason error) error {
+	switch {
+	case r.held && errors.Is(reason, health.ErrNotWanted):
+		return ErrHeld
+	case errors.Is(reason, health.ErrNotAsked):
+		return &tagged{reason, ErrInContainer}
+	case errors.Is(reason, health.ErrNotAddable), errors.Is(reason, health.ErrReturned):
+		return &tagged{reason, ErrNotRepairable}
+	}
+	return reason
 }
 
 // errOwnPlugin: an executable of a type that is not built in, or a plugin of the
@@ -213,7 +236,7 @@ var errOwnPlugin = fmt.Errorf("%w: only the plugin itself knows its part, and th
 // wrong, and those that give no answer about a part that nobody else can compare. It
 // returns the cause if ctx ends.
 func (r *repairing) ask(ctx context.Context, report *RepairReport) error {
-	last := r.last
+	last := r.its.Last
 	if last.Err != nil {
 		report.Unknown = append(report.Unknown, r.a.errors(repairOp, last.Err))
 	}

@@ -1,4 +1,4 @@
-package engine
+package health
 
 import (
 	"context"
@@ -46,7 +46,7 @@ func newBridgeHost(b *bench, n int) *bridgeHost {
 }
 
 // all returns the attachments.
-func (h *bridgeHost) all() []*repairing {
+func (h *bridgeHost) all() []*Repairing {
 	return h.attachments(len(h.ports), func(_ context.Context, n int) []compare.Difference { return h.compare(n) })
 }
 
@@ -141,24 +141,24 @@ func TestAGroupIsRepairedTogether(t *testing.T) {
 	h.refused[bad] = errRefused
 	h.ours[0] = false // an earlier version made its attachment
 	all := h.all()
-	all[unread].container = nil
-	mend(t.Context(), all)
+	all[unread].Container = nil
+	Repair(t.Context(), all)
 	expect.Same(t, "repairs of the bridge", h.fixed["br0"], 1)
 	expect.Same(t, "rules that were made together", len(h.applied[0]), n-1)
 	bridges := 0
 	for i, r := range all {
 		switch i {
 		case unread:
-			expect.Is(t, r.err, hostns.ErrInvalid)
+			expect.Is(t, r.Err, hostns.ErrInvalid)
 			continue
 		case bad:
-			expect.Same(t, "left", len(r.left), 1)
-			expect.Is(t, r.left[0].Reason, errRefused)
+			expect.Same(t, "left", len(r.Left), 1)
+			expect.Is(t, r.Left[0].Reason, errRefused)
 		default:
-			expect.Same(t, fmt.Sprint("left of ", i), len(r.left), 0)
+			expect.Same(t, fmt.Sprint("left of ", i), len(r.Left), 0)
 		}
-		expect.NoError(t, r.err)
-		if slices.ContainsFunc(r.repaired, func(d compare.Difference) bool { return d.Object == "br0" }) {
+		expect.NoError(t, r.Err)
+		if slices.ContainsFunc(r.Repaired, func(d compare.Difference) bool { return d.Object == "br0" }) {
 			bridges++
 		}
 		if !h.ports[i] || !slices.Equal(h.told[i], []bool{false, true}) {
@@ -182,15 +182,15 @@ func TestOneThatHangsDelaysTheOthersLittle(t *testing.T) {
 	}
 	begun := time.Now()
 	all := h.all()
-	mend(t.Context(), all)
+	Repair(t.Context(), all)
 	for i, r := range all {
-		expect.NoError(t, r.err)
+		expect.NoError(t, r.Err)
 		want := 0
 		if i == bad {
 			want = 1
-			expect.Is(t, r.left[0].Reason, errSlow)
+			expect.Is(t, r.Left[0].Reason, errSlow)
 		}
-		expect.Same(t, fmt.Sprint("left of ", i), len(r.left), want)
+		expect.Same(t, fmt.Sprint("left of ", i), len(r.Left), want)
 	}
 	if took := time.Since(begun); took > expect.Patience {
 		t.Errorf("took %v", took)
@@ -204,10 +204,10 @@ func TestWhoeverKnowsBetterRepairsWhatIsShared(t *testing.T) {
 	h.rules = []bool{true, true}
 	h.instead = func(_ context.Context, n int, d compare.Difference) (bool, error) { return n == 0 && d.Shared, nil }
 	all := h.all()
-	mend(t.Context(), all)
+	Repair(t.Context(), all)
 	for i, r := range all {
-		expect.NoError(t, r.err)
-		expect.Same(t, fmt.Sprint("left of ", i), len(r.left), 0)
+		expect.NoError(t, r.Err)
+		expect.Same(t, fmt.Sprint("left of ", i), len(r.Left), 0)
 	}
 }
 
@@ -238,11 +238,11 @@ func TestRandomGroups(t *testing.T) {
 				cancel()
 			}
 		}
-		mend(ctx, h.all())
+		Repair(ctx, h.all())
 		cancel()
 		h.after = nil
 		all := h.all()
-		mend(t.Context(), all)
+		Repair(t.Context(), all)
 		for i, r := range all {
 			want := 0
 			if !anybody {
@@ -254,10 +254,10 @@ func TestRandomGroups(t *testing.T) {
 			if !before[i] && h.refused[i] != nil {
 				want++
 			}
-			if r.err != nil || len(r.left) != want || h.bridge != anybody || h.ports[i] != anybody || h.rules[i] == (h.refused[i] != nil && !before[i]) {
-				t.Fatalf("seed %d: container %d of %d: %+v, %v, want %d left; bridge %t, port %t, rule %t", seed, i, n, r.left, r.err, want, h.bridge, h.ports[i], h.rules[i])
+			if r.Err != nil || len(r.Left) != want || h.bridge != anybody || h.ports[i] != anybody || h.rules[i] == (h.refused[i] != nil && !before[i]) {
+				t.Fatalf("seed %d: container %d of %d: %+v, %v, want %d left; bridge %t, port %t, rule %t", seed, i, n, r.Outcome, r.Err, want, h.bridge, h.ports[i], h.rules[i])
 			}
-			for _, left := range r.left {
+			for _, left := range r.Left {
 				if left.Reason == nil {
 					t.Fatalf("seed %d: no reason for %s", seed, left.Object)
 				}

@@ -1,4 +1,4 @@
-package engine
+package health
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/internal/store/record"
@@ -16,23 +17,23 @@ import (
 // lookedAt is one container on record, and what looks at it see.
 type lookedAt struct {
 	t      *testing.T
-	look   *examination
+	look   *Look
 	looks  int
 	locked func() (bool, error)
 }
 
-func newLookedAt(t *testing.T, see func(l *lookedAt, c *examined)) *lookedAt {
+func newLookedAt(t *testing.T, see func(l *lookedAt, c *Container)) *lookedAt {
 	t.Helper()
 	l := &lookedAt{t: t, locked: func() (bool, error) { return false, nil }}
-	l.look = &examination{
-		records:  record.Open(t.TempDir()),
-		isLocked: func(record.ID) (bool, error) { return l.locked() },
-		examine: func(c *examined, _ *compare.Looks) error {
+	l.look = &Look{
+		Records:  record.Open(t.TempDir()),
+		IsLocked: func(record.ID) (bool, error) { return l.locked() },
+		Examine: func(c *Container, _ *compare.Looks) error {
 			l.looks++
 			see(l, c)
 			return nil
 		},
-		logger: slog.Default(),
+		Logger: slog.Default(),
 	}
 	l.change()
 	return l
@@ -41,42 +42,42 @@ func newLookedAt(t *testing.T, see func(l *lookedAt, c *examined)) *lookedAt {
 // change writes another record of the container.
 func (l *lookedAt) change() {
 	rec := &record.Record{ContainerID: "c1", Owner: fmt.Sprint("owner ", l.looks)}
-	expect.NoError(l.t, l.look.records.Begin(rec))
+	expect.NoError(l.t, l.look.Records.Begin(rec))
 }
 
-func (l *lookedAt) all(ctx context.Context) *examined {
-	found := expect.Value(l.look.records.List())(l.t)
-	all := l.look.all(ctx, found)
+func (l *lookedAt) all(ctx context.Context) *Container {
+	found := expect.Value(l.look.Records.List())(l.t)
+	all := l.look.All(ctx, found)
 	expect.Same(l.t, "containers", len(all), 1)
 	return all[0]
 }
 
 // broken adds a part that lacks something.
-func broken(c *examined) {
-	c.Parts = []*part{{IfName: "eth0", Differences: []compare.Difference{{Kind: compare.Rule}}}}
+func broken(c *Container) {
+	c.Parts = []*Part{{IfName: "eth0", Differences: []compare.Difference{{Kind: compare.Rule}}}}
 }
 
 func TestASuspectIsLookedAtUntilNothingChangesMeanwhile(t *testing.T) {
-	always := func(_ *lookedAt, c *examined) { broken(c) }
+	always := func(_ *lookedAt, c *Container) { broken(c) }
 	for name, tt := range map[string]struct {
-		see    func(l *lookedAt, c *examined)
+		see    func(l *lookedAt, c *Container)
 		locked func(l *lookedAt) (bool, error)
 		want   string
 	}{
-		"healthy":         {func(*lookedAt, *examined) {}, nil, "1 looks"},
+		"healthy":         {func(*lookedAt, *Container) {}, nil, "1 looks"},
 		"certainly wrong": {always, nil, "2 looks, suspect, settled"},
-		"wrong for a moment": {func(l *lookedAt, c *examined) {
+		"wrong for a moment": {func(l *lookedAt, c *Container) {
 			if l.looks == 1 {
 				broken(c)
 			}
 		}, nil, "2 looks, settled"},
-		"out of reach": {func(_ *lookedAt, c *examined) { c.State, c.Reason = stateGone, errors.New("gone") }, nil, "2 looks, suspect, settled, gone: gone"},
-		"its record changes during the second look": {func(l *lookedAt, c *examined) {
+		"out of reach": {func(_ *lookedAt, c *Container) { c.State, c.Reason = Gone, errors.New("gone") }, nil, "2 looks, suspect, settled, gone: gone"},
+		"its record changes during the second look": {func(l *lookedAt, c *Container) {
 			if broken(c); l.looks == 2 {
 				l.change()
 			}
 		}, nil, "3 looks, suspect, settled"},
-		"its record changes during each look": {func(l *lookedAt, c *examined) {
+		"its record changes during each look": {func(l *lookedAt, c *Container) {
 			broken(c)
 			l.change()
 		}, nil, "3 looks, suspect, unknown: it changes: another call for the container is under way"},
@@ -85,9 +86,9 @@ func TestASuspectIsLookedAtUntilNothingChangesMeanwhile(t *testing.T) {
 			"3 looks, suspect, unknown: it changes: another call for the container is under way"},
 		"nobody knows whether it is locked": {always, func(*lookedAt) (bool, error) { return false, errors.New("no") },
 			"3 looks, suspect, unknown: it changes: another call for the container is under way"},
-		"it is removed after the first look": {func(l *lookedAt, c *examined) {
+		"it is removed after the first look": {func(l *lookedAt, c *Container) {
 			broken(c)
-			expect.NoError(l.t, l.look.records.Delete("c1"))
+			expect.NoError(l.t, l.look.Records.Delete("c1"))
 		}, nil, "1 looks, suspect, settled, not attached: <nil>"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -103,12 +104,12 @@ func TestASuspectIsLookedAtUntilNothingChangesMeanwhile(t *testing.T) {
 			if c.Settled {
 				got += ", settled"
 			}
-			if c.State != stateCompared {
+			if c.State != Compared {
 				got += fmt.Sprintf(", %s: %v", c.State, c.Reason)
 			}
 			expect.Same(t, "outcome", got, tt.want)
-			if c.State == stateUnknown {
-				expect.Is(t, c.Reason, ErrBusy)
+			if c.State == Unknown {
+				expect.Is(t, c.Reason, container.ErrBusy)
 			}
 		})
 	}
@@ -117,19 +118,19 @@ func TestASuspectIsLookedAtUntilNothingChangesMeanwhile(t *testing.T) {
 // TestABriefLook looks again only at a suspect that may have changed meanwhile.
 func TestABriefLook(t *testing.T) {
 	for name, tt := range map[string]struct {
-		see  func(l *lookedAt, c *examined)
+		see  func(l *lookedAt, c *Container)
 		want string
 	}{
-		"healthy":         {func(*lookedAt, *examined) {}, "1 looks, suspect false, settled false"},
-		"certainly wrong": {func(_ *lookedAt, c *examined) { broken(c) }, "1 looks, suspect true, settled true"},
-		"its record changes during the first look": {func(l *lookedAt, c *examined) {
+		"healthy":         {func(*lookedAt, *Container) {}, "1 looks, suspect false, settled false"},
+		"certainly wrong": {func(_ *lookedAt, c *Container) { broken(c) }, "1 looks, suspect true, settled true"},
+		"its record changes during the first look": {func(l *lookedAt, c *Container) {
 			if broken(c); l.looks == 1 {
 				l.change()
 			}
 		}, "2 looks, suspect true, settled true"},
 	} {
 		l := newLookedAt(t, tt.see)
-		l.look.brief = true
+		l.look.Brief = true
 		c := l.all(t.Context())
 		expect.Same(t, name, fmt.Sprintf("%d looks, suspect %t, settled %t", l.looks, c.Suspect(), c.Settled), tt.want)
 	}
@@ -138,9 +139,9 @@ func TestABriefLook(t *testing.T) {
 // TestOnlySuspectsAreLookedAtAgain, and each outcome stays that of its container.
 func TestOnlySuspectsAreLookedAtAgain(t *testing.T) {
 	looks := make(chan record.ID, 100)
-	l := &examination{
-		records: record.Open(t.TempDir()), isLocked: func(record.ID) (bool, error) { return false, nil }, logger: slog.Default(),
-		examine: func(c *examined, _ *compare.Looks) error {
+	l := &Look{
+		Records: record.Open(t.TempDir()), IsLocked: func(record.ID) (bool, error) { return false, nil }, Logger: slog.Default(),
+		Examine: func(c *Container, _ *compare.Looks) error {
 			looks <- c.Found.Record.ContainerID
 			if c.Found.Record.Owner == "broken" {
 				broken(c)
@@ -154,10 +155,10 @@ func TestOnlySuspectsAreLookedAtAgain(t *testing.T) {
 		if i%4 == 0 {
 			rec.Owner = "broken"
 		}
-		expect.NoError(t, l.records.Begin(rec))
+		expect.NoError(t, l.Records.Begin(rec))
 	}
-	found := expect.Value(l.records.List())(t)
-	all := l.all(t.Context(), found)
+	found := expect.Value(l.Records.List())(t)
+	all := l.All(t.Context(), found)
 	expect.Same(t, "looks", len(looks), n+n/4)
 	for i, c := range all {
 		expect.Same(t, "container", c.Found.File, found[i].File)
@@ -167,9 +168,9 @@ func TestOnlySuspectsAreLookedAtAgain(t *testing.T) {
 
 // TestAPanicIsOneContainers: it would end the program.
 func TestAPanicIsOneContainers(t *testing.T) {
-	l := newLookedAt(t, func(*lookedAt, *examined) { panic("oops") })
+	l := newLookedAt(t, func(*lookedAt, *Container) { panic("oops") })
 	c := l.all(t.Context())
-	if c.State != stateUnknown || !strings.HasPrefix(c.Reason.Error(), "panic: oops\n") {
+	if c.State != Unknown || !strings.HasPrefix(c.Reason.Error(), "panic: oops\n") {
 		t.Errorf("%s: %v", c.State, c.Reason)
 	}
 }
@@ -177,11 +178,11 @@ func TestAPanicIsOneContainers(t *testing.T) {
 // TestAnEndedContextEndsTheLooks, and leaves what was seen.
 func TestAnEndedContextEndsTheLooks(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	l := newLookedAt(t, func(_ *lookedAt, c *examined) {
+	l := newLookedAt(t, func(_ *lookedAt, c *Container) {
 		broken(c)
 		cancel()
 	})
 	c := l.all(ctx)
 	expect.Same(t, "looks", l.looks, 1)
-	expect.Same(t, "state", c.State, stateCompared)
+	expect.Same(t, "state", c.State, Compared)
 }

@@ -1,4 +1,4 @@
-package engine
+package health
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
@@ -33,15 +34,15 @@ func (c comparer) Compare(ctx context.Context, _ *plugin.Request, _ *compare.Vie
 	return c(ctx)
 }
 
-// bracketed is an attachment whose errors are those of a difference, in brackets.
-type bracketed struct{ runner.Attachment }
+// recorded is an attachment whose errors are those of a difference, in brackets.
+type recorded struct{ runner.Attachment }
 
-func (bracketed) Durable() error              { return nil }
-func (bracketed) Fail(f runner.Failure) error { return fmt.Errorf("[%s %w]", f.Plugin, f.Err) }
+func (recorded) Durable() error              { return nil }
+func (recorded) Fail(f runner.Failure) error { return fmt.Errorf("[%s %w]", f.Plugin, f.Err) }
 
 // compareWith compares an attachment of the plugins in a configuration. Those with an
 // entry in builtIn are compared; those of "executable" were attached by one.
-func compareWith(t *testing.T, version, ifName, plugins string, builtIn map[string]comparer) (*part, error) {
+func compareWith(t *testing.T, version, ifName, plugins string, builtIn map[string]comparer) (*Part, error) {
 	t.Helper()
 	list := expect.Value(conflist.Parse([]byte(`{"cniVersion": "` + version + `", "name": "net", "plugins": [` + plugins + `]}`)))(t)
 	r := &runner.Runner{
@@ -54,7 +55,7 @@ func compareWith(t *testing.T, version, ifName, plugins string, builtIn map[stri
 			}},
 			Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		},
-		Plugins: &runner.Plugins{}, Network: list, Attachment: bracketed{},
+		Plugins: &runner.Plugins{}, Network: list, Attachment: recorded{},
 		Given: caller.Given{Record: caller.From(context.Background()).Record},
 	}
 	var all []record.Plugin
@@ -62,26 +63,26 @@ func compareWith(t *testing.T, version, ifName, plugins string, builtIn map[stri
 		all = append(all, record.Plugin{Type: typ, Kind: record.KindBuiltIn})
 	}
 	r.Plugins.Reset(all, nil)
-	a := &comparison{
+	a := &Attachment{
 		Attachment:    &chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: "c1", NetNS: "/proc/self/ns/net", IfName: ifName}},
-		chain:         &chain.Chain{List: list},
-		result:        chain.Partial(`{"cniVersion": "` + version + `", "interfaces": []}`),
-		runner:        r,
-		madeInterface: true,
-		describe:      func(d compare.Difference) string { return "described " + d.Object },
+		Chain:         &chain.Chain{List: list},
+		Result:        chain.Partial(`{"cniVersion": "` + version + `", "interfaces": []}`),
+		Runner:        r,
+		MadeInterface: true,
+		Describe:      func(d compare.Difference) string { return "described " + d.Object },
 	}
 	host := expect.Value(hostns.NewFinder().Open(""))(t)
 	v := expect.Value((&compare.Looks{}).Open(t.Context(), host, host.Handle))(t)
 	defer func() { expect.NoError(t, v.Close(), host.Close()) }()
-	return a.parts(t.Context(), v)
+	return a.Compare(t.Context(), v)
 }
 
 func finds(all ...compare.Difference) comparer {
 	return func(context.Context) ([]compare.Difference, error) { return all, nil }
 }
 
-// lines renders a part.
-func lines(p *part) (all []string) {
+// lines renders a Part.
+func lines(p *Part) (all []string) {
 	for _, d := range p.Differences {
 		all = append(all, fmt.Sprintf("%s %s %s: %v", d.Plugin, d.Kind, d.Object, d.Err))
 	}
@@ -96,7 +97,7 @@ func lines(p *part) (all []string) {
 	if p.Err != nil {
 		all = append(all, "error "+p.Err.Error())
 	}
-	if (&examined{Parts: []*part{p}}).Lacks() {
+	if (&Container{Parts: []*Part{p}}).Lacks() {
 		all = append(all, "lacks")
 	}
 	return all
@@ -139,7 +140,7 @@ func TestCompare(t *testing.T) {
 // TestTheMissingInterfaceIsNotAttached, for callers.
 func TestTheMissingInterfaceIsNotAttached(t *testing.T) {
 	p := expect.Value(compareWith(t, "1.0.0", "nosuch0", `{"type": "one"}`, nil))(t)
-	expect.Is(t, p.Differences[0].Err, ErrNotAttached)
+	expect.Is(t, p.Differences[0].Err, container.ErrNotAttached)
 }
 
 // TestAComparisonNotesNothing: it may read notes.
@@ -154,7 +155,7 @@ func TestAComparisonNotesNothing(t *testing.T) {
 }
 
 func TestUnjudgedUnlessAsked(t *testing.T) {
-	p := &part{Uncompared: []string{"x"}}
+	p := &Part{Uncompared: []string{"x"}}
 	expect.Same(t, "not asked", p.Unjudged(), []string{"x"})
 	p.Asked.Done = true
 	expect.Same(t, "asked", p.Unjudged(), nil)
@@ -166,7 +167,7 @@ func TestOnlyDifferencesOnTheHostAreRepairable(t *testing.T) {
 		d    compare.Difference
 		want bool
 	}{{compare.Difference{Fix: fix}, true}, {compare.Difference{Fix: fix, Inside: true}, false}, {compare.Difference{}, false}} {
-		c := &examined{Parts: []*part{{}, {Differences: []compare.Difference{tt.d}}}}
+		c := &Container{Parts: []*Part{{}, {Differences: []compare.Difference{tt.d}}}}
 		expect.Same(t, "repairable", c.IsRepairable(), tt.want)
 	}
 }

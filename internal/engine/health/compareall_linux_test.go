@@ -1,4 +1,4 @@
-package engine
+package health
 
 import (
 	"context"
@@ -51,18 +51,18 @@ func newBench(t *testing.T) *bench {
 }
 
 // attachment returns one whose comparisons find differences.
-func (b *bench) attachment(finds func(context.Context) []compare.Difference) *repairing {
-	return &repairing{
-		runner: &runner.Runner{
+func (b *bench) attachment(finds func(context.Context) []compare.Difference) *Repairing {
+	return &Repairing{
+		Runner: &runner.Runner{
 			Runtime: b.runtime, Plugins: &runner.Plugins{}, Network: &libcni.NetworkConfigList{Name: "net"}, Attachment: verbose{},
 		},
-		host: b.host, container: b.host.Handle,
-		compare: func(ctx context.Context, _ *compare.View) *part { return &part{Differences: finds(ctx)} },
+		Host: b.host, Container: b.host.Handle,
+		Compare: func(ctx context.Context, _ *compare.View) *Part { return &Part{Differences: finds(ctx)} },
 	}
 }
 
 // attachments returns several.
-func (b *bench) attachments(n int, finds func(ctx context.Context, member int) []compare.Difference) (all []*repairing) {
+func (b *bench) attachments(n int, finds func(ctx context.Context, member int) []compare.Difference) (all []*Repairing) {
 	for i := range n {
 		all = append(all, b.attachment(func(ctx context.Context) []compare.Difference { return finds(ctx, i) }))
 	}
@@ -72,15 +72,15 @@ func (b *bench) attachments(n int, finds func(ctx context.Context, member int) [
 // TestAGroupIsCompared: of few attachments and of many, each has its own differences.
 func TestAGroupIsCompared(t *testing.T) {
 	b := newBench(t)
-	for _, n := range []int{1, 2, dumpFor, 12} {
+	for _, n := range []int{1, 2, DumpFor, 12} {
 		all := b.attachments(n, func(_ context.Context, member int) []compare.Difference {
 			return []compare.Difference{{Object: fmt.Sprint(member)}}
 		})
-		mend(t.Context(), all)
+		Repair(t.Context(), all)
 		for i, r := range all {
-			expect.NoError(t, r.err)
-			expect.Same(t, "difference", r.left[0].Object, fmt.Sprint(i))
-			expect.Same(t, "the last", r.last.Differences[0].Object, fmt.Sprint(i))
+			expect.NoError(t, r.Err)
+			expect.Same(t, "difference", r.Left[0].Object, fmt.Sprint(i))
+			expect.Same(t, "the last", r.Last.Differences[0].Object, fmt.Sprint(i))
 		}
 	}
 }
@@ -88,28 +88,28 @@ func TestAGroupIsCompared(t *testing.T) {
 // TestAComparisonThatFailsIsOneAttachments: the others are compared.
 func TestAComparisonThatFailsIsOneAttachments(t *testing.T) {
 	b := newBench(t)
-	for _, n := range []int{2, 2 * dumpFor} {
+	for _, n := range []int{2, 2 * DumpFor} {
 		all := b.attachments(n, func(_ context.Context, member int) []compare.Difference {
 			if member == 1 {
 				panic("oops")
 			}
 			return nil
 		})
-		all[0].container = nil
-		mend(t.Context(), all)
+		all[0].Container = nil
+		Repair(t.Context(), all)
 		for i, r := range all {
 			switch i {
 			case 0:
-				expect.Is(t, r.err, hostns.ErrInvalid)
+				expect.Is(t, r.Err, hostns.ErrInvalid)
 			case 1:
-				if r.err == nil || !strings.HasPrefix(r.err.Error(), "panic: oops\n") {
-					t.Errorf("error %v", r.err)
+				if r.Err == nil || !strings.HasPrefix(r.Err.Error(), "panic: oops\n") {
+					t.Errorf("error %v", r.Err)
 				}
 			default:
-				expect.NoError(t, r.err)
+				expect.NoError(t, r.Err)
 			}
 		}
-		expect.Same(t, "the last of one that failed", all[1].last, nil)
+		expect.Same(t, "the last of one that failed", all[1].Last, nil)
 	}
 }
 
@@ -121,14 +121,14 @@ func TestAComparisonThatTakesTooLong(t *testing.T) {
 		<-ctx.Done()
 		return nil
 	})
-	mend(t.Context(), all[:1])
-	expect.Is(t, all[0].err, context.DeadlineExceeded)
-	expect.Same(t, "the last", all[0].last, nil)
+	Repair(t.Context(), all[:1])
+	expect.Is(t, all[0].Err, context.DeadlineExceeded)
+	expect.Same(t, "the last", all[0].Last, nil)
 	enough := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(enough)
-	mend(ctx, all[1:])
-	expect.Is(t, all[1].err, enough)
+	Repair(ctx, all[1:])
+	expect.Is(t, all[1].Err, enough)
 }
 
 // TestEachPluginsRepairsAreOneEvent, and an error of an Announce is in the log alone: the
@@ -155,8 +155,8 @@ func TestEachPluginsRepairsAreOneEvent(t *testing.T) {
 		}
 		return append(found, compare.Difference{Plugin: "two", Fix: func(context.Context) error { return no }})
 	})
-	mend(t.Context(), []*repairing{r})
-	r.observe(t.Context())
+	Repair(t.Context(), []*Repairing{r})
+	r.Report(t.Context())
 	expect.Same(t, "events", b.events, []string{"REPAIR one: <nil>", "REPAIR two: [REPAIR two] no"})
 	expect.Same(t, "asked again", asked, []bool{false, true})
 	expect.Same(t, "errors in the log", strings.Count(log.String(), "[REPAIR one] no"), 2)

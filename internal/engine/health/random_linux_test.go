@@ -1,4 +1,4 @@
-package engine
+package health
 
 import (
 	"context"
@@ -29,7 +29,7 @@ func TestRandomAttachments(t *testing.T) {
 		_, _ = f.run(ctx, inside) // it may have been stopped
 		cancel()
 		f.after = nil
-		var got mended
+		var got outcome
 		for range 3 { // a chain may be longer than the rounds of one repair
 			var err error
 			if got, err = f.run(context.Background(), inside); err != nil {
@@ -50,9 +50,9 @@ func TestRandomAttachments(t *testing.T) {
 }
 
 func randomFake(b *bench, random *rand.Rand) (f *fake, inside bool) {
-	var parts []fakePart
+	var parts []part
 	for i := range 1 + random.IntN(10) {
-		p := fakePart{name: fmt.Sprint(i), inside: random.IntN(4) == 0, differs: random.IntN(6) == 0}
+		p := part{name: fmt.Sprint(i), inside: random.IntN(4) == 0, differs: random.IntN(6) == 0}
 		if random.IntN(8) == 0 {
 			p.refused = errRefused
 		}

@@ -1,4 +1,4 @@
-package engine
+package health
 
 import (
 	"context"
@@ -13,8 +13,8 @@ import (
 	"github.com/embedcni/cni/internal/run/compare"
 )
 
-// fakePart is a part of a fake attachment.
-type fakePart struct {
+// part is a part of a fake attachment.
+type part struct {
 	name    string
 	needs   []string // without them it can be neither compared nor added
 	inside  bool
@@ -28,7 +28,7 @@ type fakePart struct {
 // fake is an attachment in a fake kernel.
 type fake struct {
 	*bench
-	parts    []fakePart
+	parts    []part
 	has      map[string]bool
 	vanished map[string]int
 
@@ -39,7 +39,7 @@ type fake struct {
 	after    func(f *fake) // after each fix
 }
 
-func newFake(b *bench, parts ...fakePart) *fake {
+func newFake(b *bench, parts ...part) *fake {
 	return &fake{bench: b, parts: parts, has: map[string]bool{}, vanished: map[string]int{}}
 }
 
@@ -61,7 +61,7 @@ func (f *fake) compare() (all []compare.Difference) {
 	return all
 }
 
-func (f *fake) add(p fakePart) error {
+func (f *fake) add(p part) error {
 	if p.refused != nil {
 		return p.refused
 	}
@@ -79,7 +79,7 @@ func (f *fake) add(p fakePart) error {
 	return p.said
 }
 
-func (f *fake) fix(ctx context.Context, p fakePart) error {
+func (f *fake) fix(ctx context.Context, p part) error {
 	f.fixed = append(f.fixed, p.name)
 	if f.after != nil {
 		defer f.after(f)
@@ -87,7 +87,7 @@ func (f *fake) fix(ctx context.Context, p fakePart) error {
 	if f.together == nil {
 		return f.add(p)
 	}
-	return parallel.Join(ctx, caller.From(ctx).Batch, "parts", p, func(_ context.Context, all []fakePart) error {
+	return parallel.Join(ctx, caller.From(ctx).Batch, "parts", p, func(_ context.Context, all []part) error {
 		if len(all) > 1 {
 			return f.together
 		}
@@ -95,14 +95,14 @@ func (f *fake) fix(ctx context.Context, p fakePart) error {
 	})
 }
 
-// mended is the outcome of a repair in a form that can be compared.
-type mended struct {
+// outcome is an Outcome in a form that can be compared.
+type outcome struct {
 	Repaired []string
 	Left     map[string]error
 	Fixed    []string
 }
 
-func (f *fake) run(ctx context.Context, inside bool) (mended, error) {
+func (f *fake) run(ctx context.Context, inside bool) (outcome, error) {
 	f.fixed, f.compared = nil, 0
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -112,23 +112,23 @@ func (f *fake) run(ctx context.Context, inside bool) (mended, error) {
 		}
 		return f.compare()
 	})
-	r.inside = inside
-	mend(ctx, []*repairing{r})
-	got := mended{Fixed: f.fixed}
-	for _, d := range r.repaired {
+	r.Inside = inside
+	Repair(ctx, []*Repairing{r})
+	got := outcome{Fixed: f.fixed}
+	for _, d := range r.Repaired {
 		got.Repaired = append(got.Repaired, d.Object)
 	}
-	for _, l := range r.left {
+	for _, l := range r.Left {
 		if got.Left == nil {
 			got.Left = map[string]error{}
 		}
 		got.Left[l.Object] = l.Reason
 	}
-	return got, r.err
+	return got, r.Err
 }
 
 // same compares reasons with errors.Is.
-func (o mended) same(want mended) bool {
+func (o outcome) same(want outcome) bool {
 	if len(o.Left) != len(want.Left) {
 		return false
 	}
@@ -145,55 +145,55 @@ var errRefused, errUnread = errors.New("refused"), errors.New("no netlink")
 
 func TestRunRepairsWhatMayBeAdded(t *testing.T) {
 	b := newBench(t)
-	bridge := fakePart{name: "bridge"}
-	port := fakePart{name: "port", needs: []string{"bridge"}}
-	rule := fakePart{name: "rule"}
+	bridge := part{name: "bridge"}
+	port := part{name: "port", needs: []string{"bridge"}}
+	rule := part{name: "rule"}
 	for what, test := range map[string]struct {
-		parts  []fakePart
+		parts  []part
 		inside bool
-		want   mended
+		want   outcome
 	}{
 		"nothing": {},
 		"a bridge, and then its port": {
-			parts: []fakePart{port, rule, bridge}, // whatever the order
-			want:  mended{Repaired: []string{"rule", "bridge", "port"}, Fixed: []string{"rule", "bridge", "port"}},
+			parts: []part{port, rule, bridge}, // whatever the order
+			want:  outcome{Repaired: []string{"rule", "bridge", "port"}, Fixed: []string{"rule", "bridge", "port"}},
 		},
 		"in the order of the comparison": {
-			parts: []fakePart{bridge, {name: "address"}, rule},
-			want:  mended{Repaired: []string{"bridge", "address", "rule"}, Fixed: []string{"bridge", "address", "rule"}},
+			parts: []part{bridge, {name: "address"}, rule},
+			want:  outcome{Repaired: []string{"bridge", "address", "rule"}, Fixed: []string{"bridge", "address", "rule"}},
 		},
 		"the host alone": {
-			parts: []fakePart{{name: "route", inside: true}, rule},
-			want:  mended{Repaired: []string{"rule"}, Left: map[string]error{"route": errNotAsked}, Fixed: []string{"rule"}},
+			parts: []part{{name: "route", inside: true}, rule},
+			want:  outcome{Repaired: []string{"rule"}, Left: map[string]error{"route": ErrNotAsked}, Fixed: []string{"rule"}},
 		},
 		"the container too": {
-			parts: []fakePart{{name: "route", inside: true}, rule}, inside: true,
-			want: mended{Repaired: []string{"route", "rule"}, Fixed: []string{"route", "rule"}},
+			parts: []part{{name: "route", inside: true}, rule}, inside: true,
+			want: outcome{Repaired: []string{"route", "rule"}, Fixed: []string{"route", "rule"}},
 		},
 		"not what differs": {
-			parts: []fakePart{{name: "mtu", differs: true}, {name: "mac", differs: true, inside: true}, rule}, inside: true,
-			want: mended{Repaired: []string{"rule"}, Left: map[string]error{"mtu": errNotAddable, "mac": errNotAddable}, Fixed: []string{"rule"}},
+			parts: []part{{name: "mtu", differs: true}, {name: "mac", differs: true, inside: true}, rule}, inside: true,
+			want: outcome{Repaired: []string{"rule"}, Left: map[string]error{"mtu": ErrNotAddable, "mac": ErrNotAddable}, Fixed: []string{"rule"}},
 		},
 		"the others if one is refused": {
-			parts: []fakePart{{name: "first", refused: errRefused}, rule},
-			want: mended{Repaired: []string{"rule"}, Left: map[string]error{"first": errRefused},
+			parts: []part{{name: "first", refused: errRefused}, rule},
+			want: outcome{Repaired: []string{"rule"}, Left: map[string]error{"first": errRefused},
 				Fixed: []string{"first", "rule", "first"}}, // again, since the rule may have been the cause
 		},
 		"nothing if all are refused": {
-			parts: []fakePart{{name: "first", refused: errRefused}},
-			want:  mended{Left: map[string]error{"first": errRefused}, Fixed: []string{"first"}},
+			parts: []part{{name: "first", refused: errRefused}},
+			want:  outcome{Left: map[string]error{"first": errRefused}, Fixed: []string{"first"}},
 		},
 		"what a Fix that failed has added, and what needs that": {
-			parts: []fakePart{{name: "half", said: errRefused}, {name: "rest", needs: []string{"half"}}},
-			want:  mended{Repaired: []string{"half", "rest"}, Fixed: []string{"half", "rest"}},
+			parts: []part{{name: "half", said: errRefused}, {name: "rest", needs: []string{"half"}}},
+			want:  outcome{Repaired: []string{"half", "rest"}, Fixed: []string{"half", "rest"}},
 		},
 		"again what another repair has undone": {
-			parts: []fakePart{rule, {name: "bridge", takes: []string{"rule"}}},
-			want:  mended{Repaired: []string{"rule", "bridge"}, Fixed: []string{"rule", "bridge", "rule"}},
+			parts: []part{rule, {name: "bridge", takes: []string{"rule"}}},
+			want:  outcome{Repaired: []string{"rule", "bridge"}, Fixed: []string{"rule", "bridge", "rule"}},
 		},
 		"not for ever what somebody removes": {
-			parts: []fakePart{{name: "fought", vanish: 1000}, rule},
-			want:  mended{Repaired: []string{"rule"}, Left: map[string]error{"fought": errReturned}, Fixed: []string{"fought", "rule", "fought"}},
+			parts: []part{{name: "fought", vanish: 1000}, rule},
+			want:  outcome{Repaired: []string{"rule"}, Left: map[string]error{"fought": ErrReturned}, Fixed: []string{"fought", "rule", "fought"}},
 		},
 	} {
 		f := newFake(b, test.parts...)
@@ -210,9 +210,9 @@ func TestRunRepairsWhatMayBeAdded(t *testing.T) {
 // TestAChainOfNeedsLongerThanTheRoundsIsLeftAndSaid, and the next repair goes on.
 func TestAChainOfNeedsLongerThanTheRoundsIsLeftAndSaid(t *testing.T) {
 	b := newBench(t)
-	var parts []fakePart
+	var parts []part
 	for i := range mostRounds + 2 {
-		p := fakePart{name: fmt.Sprint(i)}
+		p := part{name: fmt.Sprint(i)}
 		if i > 0 {
 			p.needs = []string{fmt.Sprint(i - 1)}
 		}
@@ -220,7 +220,7 @@ func TestAChainOfNeedsLongerThanTheRoundsIsLeftAndSaid(t *testing.T) {
 	}
 	f := newFake(b, parts...)
 	got, err := f.run(context.Background(), false)
-	if left := got.Left[fmt.Sprint(mostRounds)]; err != nil || len(got.Repaired) != mostRounds || !errors.Is(left, errNotVerified) {
+	if left := got.Left[fmt.Sprint(mostRounds)]; err != nil || len(got.Repaired) != mostRounds || !errors.Is(left, ErrNotVerified) {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	if got, err := f.run(context.Background(), false); err != nil || len(got.Repaired) != 2 || got.Left != nil {
@@ -231,10 +231,10 @@ func TestAChainOfNeedsLongerThanTheRoundsIsLeftAndSaid(t *testing.T) {
 // TestAFailedBatchIsMadeOneByOne, so that one bad rule does not keep the others from
 // being repaired.
 func TestAFailedBatchIsMadeOneByOne(t *testing.T) {
-	f := newFake(newBench(t), fakePart{name: "a"}, fakePart{name: "b", refused: errRefused}, fakePart{name: "c"})
+	f := newFake(newBench(t), part{name: "a"}, part{name: "b", refused: errRefused}, part{name: "c"})
 	f.together = errors.New("one of them")
 	got, err := f.run(context.Background(), false)
-	want := mended{Repaired: []string{"a", "c"}, Left: map[string]error{"b": errRefused}, Fixed: []string{"a", "b", "c", "a", "b", "c", "b", "b"}}
+	want := outcome{Repaired: []string{"a", "c"}, Left: map[string]error{"b": errRefused}, Fixed: []string{"a", "b", "c", "a", "b", "c", "b", "b"}}
 	if err != nil || !got.same(want) {
 		t.Errorf("got %+v, %v\nwant %+v", got, err, want)
 	}
@@ -244,12 +244,12 @@ func TestAFailedBatchIsMadeOneByOne(t *testing.T) {
 // repaired.
 func TestAComparisonThatFails(t *testing.T) {
 	b := newBench(t)
-	for at, want := range map[int]mended{
+	for at, want := range map[int]outcome{
 		1: {},
-		2: {Left: map[string]error{"bridge": errNotVerified}, Fixed: []string{"bridge"}},
-		3: {Repaired: []string{"bridge"}, Left: map[string]error{"port": errNotVerified}, Fixed: []string{"bridge", "port"}},
+		2: {Left: map[string]error{"bridge": ErrNotVerified}, Fixed: []string{"bridge"}},
+		3: {Repaired: []string{"bridge"}, Left: map[string]error{"port": ErrNotVerified}, Fixed: []string{"bridge", "port"}},
 	} {
-		f := newFake(b, fakePart{name: "bridge"}, fakePart{name: "port", needs: []string{"bridge"}})
+		f := newFake(b, part{name: "bridge"}, part{name: "port", needs: []string{"bridge"}})
 		f.failing = at
 		if got, err := f.run(context.Background(), false); !errors.Is(err, errUnread) || !got.same(want) {
 			t.Errorf("comparison %d: got %+v, %v\nwant %+v", at, got, err, want)
@@ -263,7 +263,7 @@ func TestRepairEndsWithItsContext(t *testing.T) {
 	b := newBench(t)
 	stopped := errors.New("stopped")
 	for after := range 4 {
-		f := newFake(b, fakePart{name: "bridge"}, fakePart{name: "port", needs: []string{"bridge"}}, fakePart{name: "rule"}, fakePart{name: "queue"})
+		f := newFake(b, part{name: "bridge"}, part{name: "port", needs: []string{"bridge"}}, part{name: "rule"}, part{name: "queue"})
 		ctx, cancel := context.WithCancelCause(context.Background())
 		f.after = func(f *fake) {
 			if len(f.fixed) == after {
