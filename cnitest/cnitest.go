@@ -2,16 +2,14 @@ package cnitest
 
 import (
 	"context"
-	"net/netip"
 	"slices"
 	"strings"
 
-	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 )
 
-// Options name the directories that Audit lists, and filter its lines. The zero value is
-// for a host with the usual directories.
+// Options name the directories that Audit lists. The zero value is for a host with the usual
+// ones.
 type Options struct {
 	// StateDirs hold the files of IPAM, results and records. The default is
 	// /var/lib/cni. Directories that do not exist hold nothing.
@@ -19,44 +17,6 @@ type Options struct {
 	// NetNSDirs are where network namespaces are pinned. The default is
 	// /run/netns.
 	NetNSDirs []string
-
-	// Of restricts the list to lines about these attachments; empty means no
-	// restriction. See [Attachments].
-	Of []Attachment
-	// Shared adds objects that are made with the first container and stay: bridges,
-	// chains that containers share, locks.
-	Shared bool
-	// Process adds the calling process's file descriptors and its children. A
-	// Runtime keeps sockets to the packet filters for a tenth of a second.
-	Process bool
-}
-
-// Attachment is an interface of a container, past or present. Names of chains, rules,
-// devices and files are computed from the first three fields. The other fields cannot
-// be computed; without them, lines that contain nothing else are not found.
-type Attachment struct {
-	ContainerID, Network, IfName string
-
-	Addresses []netip.Addr // of the container; those that host-local holds for it are found
-	Links     []string     // on the host, that were made for it
-}
-
-// Attachments are those of a container as Setup or Lookup returned them.
-func Attachments(id string, result *cni.Result) []Attachment {
-	var all []Attachment
-	for _, n := range result.Networks {
-		a := Attachment{ContainerID: id, Network: n.Name, IfName: n.IfName}
-		for _, i := range n.Interfaces {
-			for _, addr := range i.Addresses {
-				a.Addresses = append(a.Addresses, addr.IP())
-			}
-			if i.Sandbox == "" { // a bridge too, of which Options.Shared decides
-				a.Links = append(a.Links, i.Name)
-			}
-		}
-		all = append(all, a)
-	}
-	return all
 }
 
 // Audit lists the state of the calling thread's network namespace and the directories
@@ -64,10 +24,11 @@ func Attachments(id string, result *cni.Result) []Attachment {
 // queueing disciplines, the rules and chains of iptables, ip6tables (of both
 // variants) and nftables, files with a checksum of their content, mounts,
 // pinned namespaces. One line for each, sorted; nothing in them changes by
-// itself, so that two audits of an idle host are equal.
+// itself, so that two audits of an idle host are equal. It omits what is made with the
+// first container and stays: bridges, chains that containers share, locks.
 //
 // A line "missing" names a tool that Audit would need to see everything, and a line
-// "unreadable" a file or directory that this user may not read. They are never filtered.
+// "unreadable" a file or directory that this user may not read.
 func Audit(ctx context.Context, o Options) ([]string, error) {
 	if o.StateDirs == nil {
 		o.StateDirs = []string{"/var/lib/cni"}
@@ -79,19 +40,9 @@ func Audit(ctx context.Context, o Options) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	about, err := o.about(lines)
-	if err != nil {
-		return nil, err
-	}
 	return lines.Without(func(line string) bool {
 		what, _, _ := strings.Cut(line, " ")
-		switch {
-		case what == "missing" || what == "unreadable":
-			return false
-		case what == "process" || what == "fd":
-			return !o.Process
-		}
-		return !o.Shared && shared(line) || !about(line)
+		return what == "process" || what == "fd" || shared(line)
 	}), nil
 }
 
@@ -116,16 +67,15 @@ func shared(line string) bool {
 	if audit.Shared(line) {
 		return true
 	}
-	// The library's own: its directories, the lock file and that of lives, which a
-	// Runtime keeps open, the subnets reserved for them.
-	f, path := splitFile(line)
+	// The library's own: its directories, the lock file and that of lives, the subnets
+	// that are reserved.
+	what, path := splitFile(line)
 	elements := strings.Split(path, "/")
 	i := slices.Index(elements, "embedcni")
 	if i < 0 || i+1 == len(elements) {
 		return false
 	}
-	return f == "dir" || f == "fd" && elements[i+1] == "alive" ||
-		f == "file" && slices.Contains([]string{"locks", "alive", "subnets"}, elements[i+1])
+	return what == "dir" || what == "file" && slices.Contains([]string{"locks", "alive", "subnets"}, elements[i+1])
 }
 
 // splitFile splits a line about a file into its kind and path.

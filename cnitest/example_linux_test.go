@@ -32,14 +32,6 @@ func Example() {
 		log.Fatal(err)
 	}
 	fmt.Print(cnitest.Diff(before, after))
-
-	// The same for one container, without an earlier audit.
-	web := cnitest.Attachment{ContainerID: "web-1", Network: "podnet", IfName: "eth0"}
-	left, err := cnitest.Audit(ctx, cnitest.Options{Of: []cnitest.Attachment{web}})
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(left)
 	if err := os.RemoveAll("/var/lib/cni"); err != nil {
 		log.Fatal(err)
 	}
@@ -47,5 +39,4 @@ func Example() {
 	// + dir /var/lib/cni/networks/
 	// + dir /var/lib/cni/networks/podnet/
 	// + file /var/lib/cni/networks/podnet/10.1.0.2 sha256:beb613d3879fad1d
-	// [file /var/lib/cni/networks/podnet/10.1.0.2 sha256:beb613d3879fad1d]
 }

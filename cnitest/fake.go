@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"net"
-	"net/netip"
 	"slices"
 	"sync"
 
@@ -270,83 +269,32 @@ func (f *Fake) Lookup(id string) (result *cni.Result, err error) {
 	return result, err
 }
 
-// LookupAddr returns the attachments that have an address.
-func (f *Fake) LookupAddr(addr netip.Addr) (found []cni.Attachment, err error) {
-	err = f.call(context.Background(), FakeCall{Method: "LookupAddr"}, func() error {
-		for _, a := range f.all() {
-			if slices.ContainsFunc(a.Addresses, func(one cni.Address) bool { return one.IP() == addr }) {
-				found = append(found, a)
-			}
-		}
-		if found == nil {
-			return fmt.Errorf("%v: %w", addr, cni.ErrNotAttached)
-		}
-		return nil
-	})
-	return found, err
-}
-
 // Attachments lists the attachments, in the order of container IDs; with IDs, those of these
 // containers.
 func (f *Fake) Attachments(ids ...string) (all []cni.Attachment, err error) {
 	err = f.call(context.Background(), FakeCall{Method: "Attachments"}, func() error {
-		all = slices.DeleteFunc(f.all(), func(a cni.Attachment) bool { return len(ids) > 0 && !slices.Contains(ids, a.ContainerID) })
+		for _, id := range slices.Sorted(maps.Keys(f.attached)) {
+			if len(ids) == 0 || slices.Contains(ids, id) {
+				all = append(all, f.attached[id].list()...)
+			}
+		}
 		return nil
 	})
 	return all, err
 }
 
-func (f *Fake) all() (all []cni.Attachment) {
-	for _, id := range slices.Sorted(maps.Keys(f.attached)) {
-		a := f.attached[id]
-		for i, n := range a.result.Networks {
-			planned := a.plan.Attachments[i]
-			one := cni.Attachment{
-				ContainerID: id, Network: n.Name, IfName: n.IfName, NetNS: a.plan.NetNS, Owner: a.plan.Owner,
-				State: cni.Attached, Args: planned.Args, Ports: planned.Ports, Metadata: planned.Metadata,
-			}
-			for _, i := range n.Interfaces {
-				one.Addresses = append(one.Addresses, i.Addresses...)
-			}
-			all = append(all, one)
+// list lists the attachments of one container.
+func (a attached) list() (all []cni.Attachment) {
+	for i, n := range a.result.Networks {
+		planned := a.plan.Attachments[i]
+		one := cni.Attachment{
+			ContainerID: a.plan.ContainerID, Network: n.Name, IfName: n.IfName, NetNS: a.plan.NetNS, Owner: a.plan.Owner,
+			State: cni.Attached, Args: planned.Args, Ports: planned.Ports, Metadata: planned.Metadata,
 		}
+		for _, i := range n.Interfaces {
+			one.Addresses = append(one.Addresses, i.Addresses...)
+		}
+		all = append(all, one)
 	}
 	return all
-}
-
-// Recover adopts every container.
-func (f *Fake) Recover(ctx context.Context) (report *cni.Report, err error) {
-	report = &cni.Report{}
-	err = f.call(ctx, FakeCall{Method: "Recover"}, func() error {
-		report.Adopted = slices.Sorted(maps.Keys(f.attached))
-		return nil
-	})
-	return report, err
-}
-
-// GC removes the containers that are not to be kept.
-func (f *Fake) GC(ctx context.Context, o cni.GCOptions) (report *cni.Report, err error) {
-	report = &cni.Report{}
-	err = f.call(ctx, FakeCall{Method: "GC"}, func() error {
-		if len(o.Keep) == 0 && !o.KeepNone && o.KeepIf == nil {
-			return fmt.Errorf("collect garbage: an empty Keep is refused unless KeepNone is set: %w", cni.ErrInvalidArgument)
-		}
-		for _, a := range f.all() {
-			keeps := slices.Contains(o.Keep, a.ContainerID)
-			if o.KeepIf != nil {
-				keeps = o.KeepIf(a)
-			}
-			list := &report.Removed
-			if keeps {
-				list = &report.Adopted
-			} else if !o.DryRun {
-				delete(f.attached, a.ContainerID)
-			}
-			if !slices.Contains(*list, a.ContainerID) {
-				*list = append(*list, a.ContainerID)
-			}
-		}
-		return nil
-	})
-	return report, err
 }

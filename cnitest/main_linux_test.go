@@ -75,7 +75,7 @@ func TestMainWhereNamespacesAreRefused(t *testing.T) {
 	out = tested(t, "skip", name, 0)
 	expect.Contains(t, "with SkipHosts", out, "--- SKIP: "+name)
 	expect.Same(t, "reasons", strings.Count(out, why), 2)
-	expect.Contains(t, "a test without a host", tested(t, "skip", "TestAttachmentsHaveTheResultsValues", 0), "--- PASS")
+	expect.Contains(t, "a test without a host", tested(t, "skip", "TestFakeRefusesWhatARuntimeRefuses", 0), "--- PASS")
 }
 
 func TestHostNeedsMain(t *testing.T) {
@@ -147,9 +147,4 @@ func auditOwn(t *testing.T) {
 	}
 	expect.Contains(t, "the difference", cnitest.Diff(before, audit()), "+ link left0 ", "+ iptables-legacy nat -A OUTPUT -j ACCEPT",
 		"+ ip6tables-legacy nat -A OUTPUT -j ACCEPT", "+ iptables-nft nat -A OUTPUT -j ACCEPT")
-	of := []cnitest.Attachment{{ContainerID: "c1", Network: "pods", IfName: "eth0", Links: []string{"left0"}}}
-	own := expect.Value(cnitest.Audit(t.Context(), cnitest.Options{Of: of, StateDirs: []string{t.TempDir()}, NetNSDirs: []string{t.TempDir()}}))(t)
-	if len(own) == 0 || !strings.HasPrefix(own[0], "link left0 ") {
-		t.Errorf("of one attachment: %q", own)
-	}
 }

@@ -29,22 +29,27 @@ func pick[T any](g generator, all ...T) T { return all[g.IntN(len(all))] }
 func (g generator) network(n int, toRun bool, dataDir string) netconf.Network {
 	net := netconf.Network{Name: fmt.Sprint("net-", n), Version: pick(g, "", "0.4.0", "1.0.0", "1.1.0"), DisableGC: g.yes()}
 	var main netconf.Plugin
-	backend := pick(g, "", "iptables", "nftables")
-	masquerade := backend != "" || g.yes()
+	masquerade := g.yes()
 	local := g.local(n, dataDir)
 	mtu := pick(g, 0, 1280+g.IntN(220))
-	extra := pick(g, nil, map[string]any{"dns": types.DNS{Nameservers: []string{"10.0.0.53", "fd00::53"}, Search: []string{"example"}}})
+	extra := map[string]any{}
+	if g.yes() {
+		extra["dns"] = types.DNS{Nameservers: []string{"10.0.0.53", "fd00::53"}, Search: []string{"example"}}
+	}
+	if masquerade && g.yes() {
+		extra["ipMasqBackend"] = pick(g, "iptables", "nftables")
+	}
 	ptp := g.IntN(3) == 0
 	if ptp {
-		main = netconf.PTP{Masquerade: masquerade, MasqueradeBackend: backend, MTU: mtu, IPAM: local, Extra: extra}
+		main = netconf.PTP{Masquerade: masquerade, MTU: mtu, IPAM: local, Extra: extra}
 	} else {
 		b := netconf.Bridge{
-			Name: fmt.Sprint("b", n), Gateway: g.yes(), DefaultGateway: !local.DefaultRoutes && g.yes(), ForceAddress: g.yes(), Hairpin: g.yes(), Isolate: g.yes(),
-			Masquerade: masquerade, MasqueradeBackend: backend, MTU: mtu, IPAM: local, Extra: extra,
+			Name: fmt.Sprint("b", n), Gateway: g.yes(), DefaultGateway: !local.DefaultRoutes && g.yes(), ForceAddress: g.yes(), Hairpin: g.yes(),
+			Masquerade: masquerade, MTU: mtu, IPAM: local, Extra: extra,
 		}
-		b.Promiscuous = !b.Hairpin && g.yes()
+		extra["portIsolation"], extra["promiscMode"] = g.yes(), !b.Hairpin && g.yes()
 		if !toRun {
-			b.VLAN, b.MACSpoofCheck = g.IntN(4095), g.yes()
+			extra["vlan"], extra["macspoofchk"] = g.IntN(4095), g.yes()
 		}
 		main = b
 	}
@@ -53,10 +58,13 @@ func (g generator) network(n int, toRun bool, dataDir string) netconf.Network {
 	if !ptp {
 		firewall.IngressPolicy = pick(g, "", "open", "same-bridge", "isolated")
 	}
-	portmap := netconf.PortMap{Backend: pick(g, "", "iptables", "nftables"), WithoutSNAT: g.yes()}
-	portmap.MasqueradeAll = !portmap.WithoutSNAT && g.yes()
-	bandwidth := pick(g, netconf.Bandwidth{}, netconf.Bandwidth{IngressRate: 8_000_000, IngressBurst: 800_000}, netconf.Bandwidth{EgressRate: 1 << 30, EgressBurst: 1 << 25})
-	tuning := netconf.Tuning{Sysctls: pick(g, nil, map[string]string{"net.ipv4.conf.all.rp_filter": "0"})}
+	snat := g.yes()
+	portmap := netconf.PortMap{Extra: map[string]any{"snat": snat, "masqAll": snat && g.yes()}}
+	if g.yes() {
+		portmap.Extra["backend"] = pick(g, "iptables", "nftables")
+	}
+	bandwidth := netconf.Bandwidth{Extra: pick(g, nil, map[string]any{"ingressRate": 8_000_000, "ingressBurst": 800_000}, map[string]any{"egressRate": 1 << 30, "egressBurst": 1 << 25})}
+	tuning := netconf.Tuning{Extra: pick(g, nil, map[string]any{"sysctl": map[string]string{"net.ipv4.conf.all.rp_filter": "0"}})}
 	chained := []netconf.Plugin{firewall, portmap, bandwidth, tuning}
 	g.Shuffle(len(chained), func(i, j int) { chained[i], chained[j] = chained[j], chained[i] })
 	net.Plugins = append(net.Plugins, chained[:g.IntN(5)]...)

@@ -15,6 +15,6 @@
 //	}
 //	written, err := netconf.Dir{Path: "/etc/cni/net.d"}.Write(ctx, "10-apps.conflist", network)
 //
-// The fields are those of the reference plugins. A field without a name here can be set
-// by Extra, and a plugin without a type by Raw.
+// The fields are those that runtimes' default networks have. Extra takes the other fields of
+// the reference plugins, by their keys and as they are, and Raw a plugin without a type here.
 package netconf

@@ -23,18 +23,8 @@ type Bridge struct {
 	ForceAddress bool `cni:"forceAddress"`
 	// Hairpin lets a container reach itself through a port of the host.
 	Hairpin bool `cni:"hairpinMode"`
-	// Promiscuous puts the bridge into that mode. It excludes Hairpin.
-	Promiscuous bool `cni:"promiscMode"`
-	// Isolate keeps the containers on the bridge from each other, and MACSpoofCheck from
-	// sending with another hardware address.
-	Isolate       bool `cni:"portIsolation"`
-	MACSpoofCheck bool `cni:"macspoofchk"`
-	// VLAN is that of the container's port, from 1 to 4094; 0 is none.
-	VLAN int `cni:"vlan"`
-	// Masquerade hides the containers' addresses from other networks, with rules of
-	// MasqueradeBackend: "iptables", "nftables", or empty for the plugin's default.
-	Masquerade        bool   `cni:"ipMasq"`
-	MasqueradeBackend string `cni:"ipMasqBackend"`
+	// Masquerade hides the containers' addresses from other networks.
+	Masquerade bool `cni:"ipMasq"`
 	// MTU is that of the container's interface; 0 leaves it to the kernel.
 	MTU int `cni:"mtu"`
 	// IPAM assigns addresses; nil assigns none.
@@ -48,25 +38,17 @@ func (b Bridge) render(n Network) (any, error) {
 	o.set("type", conflist.Bridge)
 	o.fields(b)
 	errs := []error{validateLinkName(b.Name)}
-	if b.Hairpin && b.Promiscuous {
-		errs = append(errs, errors.New("fields Hairpin and Promiscuous exclude each other"))
-	}
 	if h, ok := b.IPAM.(HostLocal); ok && b.DefaultGateway && slices.ContainsFunc(h.allRoutes(), Route.isDefault) {
 		errs = append(errs, errors.New("field DefaultGateway and default routes of HostLocal exclude each other"))
 	}
-	if b.VLAN < 0 || b.VLAN > 4094 {
-		errs = append(errs, fmt.Errorf("field VLAN is %d: it must be between 1 and 4094", b.VLAN))
-	}
-	errs = append(errs, PTP{b.Masquerade, b.MasqueradeBackend, b.MTU, b.IPAM, b.Extra}.connect(conflist.Bridge, n, &o))
+	errs = append(errs, PTP{b.Masquerade, b.MTU, b.IPAM, b.Extra}.connect(conflist.Bridge, n, &o))
 	return o, wrap(conflist.Bridge, errs...)
 }
 
 // PTP connects the container to the host by a pair of interfaces, without a bridge.
 type PTP struct {
-	// Masquerade hides the container's addresses from other networks, with rules of
-	// MasqueradeBackend: "iptables", "nftables", or empty for the plugin's default.
-	Masquerade        bool   `cni:"ipMasq"`
-	MasqueradeBackend string `cni:"ipMasqBackend"`
+	// Masquerade hides the container's addresses from other networks.
+	Masquerade bool `cni:"ipMasq"`
 	// MTU is that of the container's interface; 0 leaves it to the kernel.
 	MTU int `cni:"mtu"`
 	// IPAM assigns addresses, without which there is no interface.
@@ -89,10 +71,7 @@ func (p PTP) render(n Network) (any, error) {
 // connect adds what PTP and Bridge have in common, behind the fields of a plugin of that
 // type, and validates it.
 func (p PTP) connect(typ string, n Network, o *object) error {
-	errs := []error{validateBackend("MasqueradeBackend", p.MasqueradeBackend)}
-	if p.MasqueradeBackend != "" && !p.Masquerade {
-		errs = append(errs, errors.New("field MasqueradeBackend is set, but Masquerade is not"))
-	}
+	var errs []error
 	types := []string{typ}
 	least := 68 // RFC 791
 	if p.IPAM != nil {
@@ -120,13 +99,6 @@ func validateLinkName(name string) error {
 		return fmt.Errorf("field Name is %q: an interface's name has at most 15 characters", name)
 	case name == "." || name == ".." || strings.ContainsAny(name, "/:% \t\n\v\f\r\x00"):
 		return fmt.Errorf("field Name is %q, which the kernel refuses or changes", name)
-	}
-	return nil
-}
-
-func validateBackend(field, backend string) error {
-	if !slices.Contains([]string{"", "iptables", "nftables"}, backend) {
-		return fmt.Errorf(`%s is %q: it must be "iptables" or "nftables"`, field, backend)
 	}
 	return nil
 }

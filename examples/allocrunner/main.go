@@ -81,13 +81,11 @@ func schedule(ctx context.Context, file string) error {
 	go func() { guarded <- guard.Run(guarding, rt, guard.Options{}) }() // repairs networks, after a firewall reload for example
 	var all sync.WaitGroup
 	for _, j := range jobs {
-		all.Add(1)
-		go func() {
-			defer all.Done()
+		all.Go(func() {
 			if err := run(ctx, rt, j, running[j.ID]); err != nil {
 				log.Printf("job %s: %v", j.ID, err)
 			}
-		}()
+		})
 	}
 	all.Wait()
 	stop()

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -76,22 +77,11 @@ func enter() error {
 	if err := os.MkdirAll(stateDir, 0o755); err != nil {
 		return err
 	}
-	return loopbackUp()
-}
-
-// loopbackUp sets lo up, on which the gateway listens.
-func loopbackUp() error {
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	lo, err := netlink.LinkByName("lo") // on which the gateway listens
 	if err != nil {
 		return err
 	}
-	defer unix.Close(s)
-	ifr, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	ifr.SetUint16(unix.IFF_UP)
-	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, ifr)
+	return netlink.LinkSetUp(lo)
 }
 
 // findCgroup returns the directories of this program's cgroup, in all hierarchies.

@@ -80,14 +80,12 @@ func (r *replica) netns() string { return fmt.Sprintf("/proc/%d/ns/net", r.task.
 // newProvider writes the default network and loads it.
 func newProvider(ctx context.Context, client *containerd.Client) (*Provider, error) {
 	conf := netconf.Dir{Path: confDir, StateDir: stateDir}
-	if _, err := conf.Write(ctx, filepath.Base(confFile), defaultNetwork()); err != nil {
-		return nil, err
-	}
-	rt, err := cni.New(cni.WithPluginConfDir(confDir), cni.WithBuiltinPlugins(), cni.WithStateDir(stateDir))
+	written, err := conf.Write(ctx, filepath.Base(confFile), defaultNetwork())
 	if err != nil {
 		return nil, err
 	}
-	if err := rt.Load(cni.WithDefaultConf); err != nil {
+	rt, err := cni.New(cni.WithConfListFile(written.Path), cni.WithBuiltinPlugins(), cni.WithStateDir(stateDir))
+	if err != nil {
 		return nil, err
 	}
 	// What a provider does first after a restart.
@@ -135,11 +133,7 @@ func each[T any](all []T, do func(T) error) error {
 	errs := make([]error, len(all))
 	var wg sync.WaitGroup
 	for i, one := range all {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			errs[i] = do(one)
-		}()
+		wg.Go(func() { errs[i] = do(one) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)

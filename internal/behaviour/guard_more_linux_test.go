@@ -149,6 +149,28 @@ func TestHoldStopsTheGuard(t *testing.T) {
 	}
 }
 
+// TestHoldsAreFollowedInAnotherDirectory, if somebody has deleted or moved theirs.
+func TestHoldsAreFollowedInAnotherDirectory(t *testing.T) {
+	for what, do := range map[string]func(dir string) error{
+		"deleted": os.RemoveAll,
+		"moved":   func(dir string) error { return os.Rename(dir, dir+".old") },
+	} {
+		t.Run(what, func(t *testing.T) {
+			h := newGuardedHost(t, false, "", 1)
+			h.guard(h.r, guard.Options{})
+			expect.NoError(t, do(h.Path("state", "embedcni", "holds")))
+			hold := guard.Hold{ContainerID: "c0"}
+			expect.NoError(t, hold.Begin(t.Context(), h.r))
+			h.sh("nft flush ruleset")
+			h.wait(guard.Held, "c0")
+			h.quiet()
+			h.taken()
+			expect.NoError(t, hold.End(t.Context(), h.another()))
+			h.wait(guard.Repaired, "c0")
+		})
+	}
+}
+
 // TestHoldLasts: another process knows it, Recover honours it, a Repair that is asked for
 // does not, and it ends with its container.
 func TestHoldLasts(t *testing.T) {

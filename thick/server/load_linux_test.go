@@ -341,6 +341,30 @@ func TestAReadinessFileHoldsADDsBack(t *testing.T) {
 	expect.NoError(t, expect.Await(t, "the end of Shutdown", down))
 }
 
+// TestAReadinessFileIsFoundOnAnyWay: behind links that lead nowhere yet, and in directories
+// that take the place of others.
+func TestAReadinessFileIsFoundOnAnyWay(t *testing.T) {
+	b, dir := &backend{}, t.TempDir()
+	file := filepath.Join(dir, "a", "b", "ready")
+	expect.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755), os.Symlink(filepath.Join(dir, "c", "link"), file))
+	d := serve(t, b, server.Options{ReadinessFile: file})
+	conn := d.dial(t)
+	send(t, conn, "/cni", request("ADD", "c1"))
+	expect.Eventually(t, "the ADD waits", func() bool { return server.Waiting(d.Server) == 1 })
+	for _, step := range []func() error{
+		func() error { return os.Rename(filepath.Join(dir, "a"), filepath.Join(dir, "away")) },
+		func() error { return os.Symlink("away", filepath.Join(dir, "a")) },
+		func() error { return os.Mkdir(filepath.Join(dir, "c"), 0o755) },
+		func() error { return os.Symlink("../d/ready", filepath.Join(dir, "c", "link")) },
+		func() error { return os.Mkdir(filepath.Join(dir, "d"), 0o755) },
+	} {
+		expect.NoError(t, step())
+		expect.Same(t, "ADDs", b.Count("ADD"), 0)
+	}
+	expect.NoError(t, os.WriteFile(filepath.Join(dir, "d", "ready"), nil, 0o644))
+	wantAnswer(t, conn, 200)
+}
+
 func TestTheDeadlineEndsTheWaitForAReadinessFile(t *testing.T) {
 	b := &backend{}
 	file := filepath.Join(t.TempDir(), "ready")

@@ -93,14 +93,3 @@ func SpoofNames(id, ifName string) (comment string, chains []string) {
 	ref := id + "-" + ifName
 	return "macspoofchk-" + ref, []string{"cni-br-iface-" + ref, "cni-br-iface-" + ref + "-mac"}
 }
-
-// Names returns the chains that are the attachment's own, and the comments of its
-// rules in other chains. Portmap's comment in nftables, which is the container ID,
-// is not among them.
-func (o Owner) Names() (chains, comments []string) {
-	spoof, chains := SpoofNames(o.ContainerID, o.IfName)
-	for _, c := range o.Chains() {
-		chains = append(chains, c.Name)
-	}
-	return chains, []string{o.Comment(), spoof}
-}
