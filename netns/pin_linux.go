@@ -169,16 +169,6 @@ func Remove(path string) (err error) {
 	return ignoreNotExist(err)
 }
 
-// Unpin is [Remove], but leaves the empty file, for [Pin] to use again. Without
-// a file it fails with [fs.ErrNotExist].
-func Unpin(path string) (err error) {
-	defer naming(&err, "unpin network namespace at %q", path)
-	if err := unmount(path); err != nil {
-		return err
-	}
-	return isEmptyFile(path)
-}
-
 // unmount detaches all namespaces mounted at path, which may be stacked.
 func unmount(path string) error {
 	for {
@@ -233,29 +223,4 @@ func isEmptyFile(path string) error {
 		return ErrNotNetNS
 	}
 	return nil
-}
-
-// Share makes dir, with mode 0755 if it is missing, a mount of its own that is shared,
-// as ip-netns(8) does with [RunDir]. Namespaces that are pinned in dir afterwards are
-// then seen in other mount namespaces, and are removed there together with the pin
-// here. Calling it again does nothing.
-//
-// Mount namespaces that were made before get the pins only if dir was on a shared mount
-// already, as /run is under systemd. Those that are made later get them in any case,
-// unless they are private.
-func Share(dir string) (err error) {
-	defer naming(&err, "share the mounts in %q", dir)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return withoutPath(err)
-	}
-	const how = unix.MS_SHARED | unix.MS_REC
-	err = unix.Mount("", dir, "none", how, "")
-	if !errors.Is(err, unix.EINVAL) {
-		return err
-	}
-	// It is no mount point yet.
-	if err := unix.Mount(dir, dir, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-		return fmt.Errorf("bind mount: %w", err)
-	}
-	return unix.Mount("", dir, "none", how, "")
 }

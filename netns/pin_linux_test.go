@@ -235,34 +235,3 @@ func TestRemoveRefusesOtherFiles(t *testing.T) {
 		h.Close()
 	}
 }
-
-func TestUnpinLeavesTheFileForPin(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "ns")
-	h := expect.Value(netns.Create(path))(t)
-	defer h.Close()
-	if err := unix.Mount(path, path, "", unix.MS_BIND, ""); err != nil { // two, one above the other
-		t.Fatal(err)
-	}
-	for range 2 {
-		expect.NoError(t, netns.Unpin(path))
-		if _, err := netns.Open(path); !errors.Is(err, netns.ErrNotNetNS) {
-			t.Errorf("after Unpin: %v, want %v", err, netns.ErrNotNetNS)
-		}
-		expect.Same(t, "after Unpin", tree(t, dir), "---------- ns")
-	}
-	expect.NoError(t, netns.Pin(h, path))
-	again := expect.Value(netns.Open(path))(t)
-	defer again.Close()
-	if again.ID() != h.ID() {
-		t.Errorf("pinned again: %v, want %v", again.ID(), h.ID())
-	}
-	expect.NoError(t, netns.Remove(path))
-	expect.Is(t, netns.Unpin(path), fs.ErrNotExist)
-}
-
-func TestUnpinRefusesOtherFiles(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "file")
-	expect.NoError(t, os.WriteFile(file, []byte("mine"), 0o600))
-	expect.Is(t, netns.Unpin(file), netns.ErrNotNetNS)
-}
