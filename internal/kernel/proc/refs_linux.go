@@ -39,7 +39,7 @@ func Scan(proc string, of RefKind, f func(Ref) (more bool)) (complete bool, err 
 	}
 	s := scan{of: of, seen: map[string]bool{}, device: uint64(own.Dev), f: f}
 	unread := false
-	complete, err = EachTask(proc, func(t Task) bool {
+	complete, err = eachTask(proc, func(t Task) bool {
 		err := s.through(t)
 		unread = unread || err != nil
 		return !s.stopped
@@ -213,11 +213,11 @@ func (t Task) Leads() bool { return t.PID == t.TID }
 // NetNS returns the path of the thread's network namespace.
 func (t Task) NetNS() string { return filepath.Join(t.Dir, "ns/net") }
 
-// EachTask calls f with every thread below proc, a process's leading one before its
+// eachTask calls f with every thread below proc, a process's leading one before its
 // others, until f returns false. It skips processes that end meanwhile, and
 // those whose threads may not be listed; complete is false if there was one of
 // the latter. It takes some microseconds for each process and each thread.
-func EachTask(proc string, f func(Task) (more bool)) (complete bool, err error) {
+func eachTask(proc string, f func(Task) (more bool)) (complete bool, err error) {
 	pids, err := Numbers(proc)
 	if err != nil {
 		return false, err

@@ -133,7 +133,7 @@ func TestEachFindsThisThread(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var ours []Task
-	expect.Value(EachTask("/proc", func(task Task) bool {
+	expect.Value(eachTask("/proc", func(task Task) bool {
 		if task.PID == os.Getpid() {
 			ours = append(ours, task)
 		}
@@ -163,7 +163,7 @@ func TestEachSkipsEndedTasks(t *testing.T) {
 		expect.NoError(t, os.MkdirAll(filepath.Join(proc, dir), 0o700))
 	}
 	var seen []Task
-	complete, err := EachTask(proc, func(task Task) bool {
+	complete, err := eachTask(proc, func(task Task) bool {
 		task.Dir, _ = filepath.Rel(proc, task.Dir)
 		seen = append(seen, task)
 		return true
@@ -176,14 +176,14 @@ func TestEachSkipsEndedTasks(t *testing.T) {
 		t.Errorf("got %v, want %v", seen, want)
 	}
 	calls := 0
-	if _, err := EachTask(proc, func(Task) bool { calls++; return false }); err != nil || calls != 1 {
+	if _, err := eachTask(proc, func(Task) bool { calls++; return false }); err != nil || calls != 1 {
 		t.Errorf("%d calls, %v", calls, err)
 	}
-	if complete, err := EachTask(filepath.Join(proc, "no"), func(Task) bool { return true }); complete || !Gone(err) {
+	if complete, err := eachTask(filepath.Join(proc, "no"), func(Task) bool { return true }); complete || !Gone(err) {
 		t.Errorf("without a directory: %v, %v", complete, err)
 	}
 	expect.NoError(t, os.WriteFile(filepath.Join(proc, "2", "task"), nil, 0o600))
-	if complete, err := EachTask(proc, func(Task) bool { return true }); complete || err != nil {
+	if complete, err := eachTask(proc, func(Task) bool { return true }); complete || err != nil {
 		t.Errorf("with threads that cannot be listed: %v, %v", complete, err)
 	}
 }
