@@ -14,9 +14,9 @@ import (
 // [Remove], whatever becomes of the process and of the handle. It holds a
 // loopback interface, which is down.
 //
-// Missing directories are made, with mode 0755. If anything exists at path, Create
-// returns [fs.ErrExist] and leaves it alone. When Create fails, it removes everything
-// it made; if that fails too, the error says so.
+// Missing directories are made, with mode 0755, and stay. If anything exists at path,
+// Create returns [fs.ErrExist] and leaves it alone. When Create fails, it removes the file
+// that it made; if that fails too, the error says so.
 //
 // The pin is a mount. It is visible in the caller's mount namespace and in those to
 // which path's file system propagates.
@@ -38,15 +38,23 @@ func Create(path string) (_ *Handle, err error) {
 	return h, nil
 }
 
-// place makes the file at path, and calls mount. If that fails, it removes all that it has
-// made.
+// place makes the file at path, and calls mount. If that fails, it removes the file.
 func place(path string, mount func() error) error {
-	made, err := makeFile(path)
-	if err == nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return withoutPath(err)
+	}
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
+	if err != nil {
+		return withoutPath(err)
+	}
+	if err = file.Close(); err == nil {
 		err = mount()
 	}
-	if err != nil {
-		err = errors.Join(err, unmake(made))
+	if err == nil {
+		return nil
+	}
+	if rerr := os.Remove(path); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
+		err = errors.Join(err, fmt.Errorf("clean up: %w", rerr))
 	}
 	return err
 }
@@ -79,73 +87,6 @@ func mountAt(h *Handle, path string) (err error) {
 	return control(h.file, func(fd int) error {
 		return unix.Mount(fmt.Sprintf("/proc/thread-self/fd/%d", fd), path, "", unix.MS_BIND, "")
 	})
-}
-
-// makeFile makes the empty file at path and the directories above it. It returns the
-// paths that it made, outermost first, also when it fails.
-func makeFile(path string) (made []string, err error) {
-	// A neighbour that fails removes the directories that it made, so one
-	// that was there a moment ago can be missing. Each neighbour does that
-	// once; the bound is for a dangling symbolic link, where nothing helps.
-	const attempts = 100
-	for range attempts {
-		var dirs []string
-		dirs, err = makeDirs(filepath.Dir(path))
-		made = append(made, dirs...)
-		if err == nil {
-			var file *os.File
-			if file, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444); err == nil {
-				return append(made, path), file.Close()
-			}
-		}
-		if !errors.Is(err, fs.ErrNotExist) {
-			break
-		}
-	}
-	return made, withoutPath(err)
-}
-
-// makeDirs is [os.MkdirAll] that returns the directories it made, outermost first.
-func makeDirs(dir string) (made []string, err error) {
-	info, err := os.Stat(dir)
-	if err == nil {
-		if !info.IsDir() {
-			return nil, unix.ENOTDIR
-		}
-		return nil, nil
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	if parent := filepath.Dir(dir); parent != dir {
-		if made, err = makeDirs(parent); err != nil {
-			return made, err
-		}
-	}
-	err = os.Mkdir(dir, 0o755)
-	if errors.Is(err, fs.ErrExist) {
-		return made, nil // a neighbour was faster, so it is not ours
-	}
-	if err != nil {
-		return made, err
-	}
-	return append(made, dir), nil
-}
-
-// unmake removes the paths that makeFile made, innermost first. A directory that a
-// neighbour uses by now stays.
-func unmake(made []string) error {
-	for i := len(made) - 1; i >= 0; i-- {
-		err := os.Remove(made[i])
-		switch {
-		case err == nil, errors.Is(err, fs.ErrNotExist):
-		case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, fs.ErrExist):
-			return nil
-		default:
-			return fmt.Errorf("clean up: %w", err)
-		}
-	}
-	return nil
 }
 
 // Remove takes away the pin at path: it unmounts every namespace that is
