@@ -28,9 +28,6 @@ func (*Pins) At(string) string { return "" }
 // Discard does nothing.
 func (*Pins) Discard(string) error { return nil }
 
-// File returns no path.
-func (*Pins) File(string) string { return "" }
-
 // Holds returns false.
 func (*Pins) Holds(*netns.Handle) bool { return false }
 
