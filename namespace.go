@@ -13,7 +13,6 @@ import (
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
-	"github.com/embedcni/cni/netns"
 )
 
 // Namespace is a container in one call: its ID, the path of its network namespace,
@@ -110,8 +109,7 @@ func (ns *Namespace) only(n *Network) *Namespace {
 // another attempt, or until Remove, a GC, or a Recover that finds no process in it.
 //
 // The caller needs CAP_SYS_ADMIN, also for the mount in path's directory. That is made if
-// it is missing, and stays; see netns.Share for one that `ip netns` and other mount
-// namespaces see. Other calls than Setup ignore the option.
+// it is missing, and stays. Other calls than Setup ignore the option.
 func WithNewNetNS() NamespaceOpts {
 	return func(ns *Namespace) error {
 		if ns.nested {
@@ -195,43 +193,6 @@ func sortedArgs(args map[string]string) ([][2]string, error) {
 		sorted = append(sorted, [2]string{k, args[k]})
 	}
 	return sorted, nil
-}
-
-// SweepNetNS is netns.Sweep, and keeps the namespaces of containers on record too, of
-// any owner, whether or not a process is in them. It removes nothing, and returns an
-// error, while a record is damaged or cannot be read. It is for the start of a program
-// that makes namespaces without WithNewNetNS.
-func (r *Runtime) SweepNetNS(dir string, o netns.SweepOptions) (*netns.SweepReport, error) {
-	s := r.current.Load()
-	found, err := s.eng.Store.Records.List()
-	if err != nil {
-		return nil, fmt.Errorf("sweep network namespaces in %q: %w", dir, err)
-	}
-	byID, byPath := map[netns.ID]record.ID{}, map[string]record.ID{}
-	for _, f := range found {
-		if f.Err != nil {
-			return nil, fmt.Errorf("sweep network namespaces in %q: %w", dir, engine.AsRecordError(s.eng.Store.Records, f.Record.ContainerID, f.File, f.Err))
-		}
-		if id := f.Record.NetNS.ID(); id != (netns.ID{}) {
-			byID[id] = f.Record.ContainerID
-		}
-		byPath[f.Record.NetNS.Path] = f.Record.ContainerID
-	}
-	keep := o.Keep
-	o.Keep = func(e netns.Entry) error {
-		id, ok := byID[e.ID]
-		if !ok {
-			id, ok = byPath[e.Path]
-		}
-		if ok {
-			return fmt.Errorf("container %s is on record: %w", id, netns.ErrBusy)
-		}
-		if keep == nil {
-			return nil
-		}
-		return keep(e)
-	}
-	return netns.Sweep(dir, o)
 }
 
 // WithMetadata has Setup keep values of the caller's in the record of each attachment,

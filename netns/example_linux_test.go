@@ -8,12 +8,13 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/netns"
 )
 
 // A container's program is started in its network namespace, and stays there.
 func ExampleDo() {
-	path := filepath.Join(netns.RunDir, "blue")
+	path := "/run/netns/blue"
 	ns, err := netns.Create(path)
 	if err != nil {
 		log.Fatal(err)
@@ -71,38 +72,32 @@ func ExampleHandle_Do() {
 	// reachable from inside: true
 }
 
-func ExampleShare() {
-	// As `ip netns add blue`.
-	if err := netns.Share(netns.RunDir); err != nil {
-		log.Fatal(err)
-	}
-	path := filepath.Join(netns.RunDir, "blue")
-	ns, err := netns.Create(path)
+// At its start, a program removes the namespaces that it made, without WithNewNetNS, before
+// it crashed, and that are not attached. A process in one of them keeps it, without a path.
+func ExampleList() {
+	rt, err := cni.New(cni.WithLoNetwork)
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := ns.Close(); err != nil {
+	pinned, err := netns.List("/run/netns")
+	if err != nil {
 		log.Fatal(err)
 	}
-	out, err := exec.Command("ip", "netns", "list").Output()
-	fmt.Print(string(out), err, "\n")
-	if err := netns.Remove(path); err != nil {
+	attached, err := rt.Attachments()
+	if err != nil {
 		log.Fatal(err)
+	}
+	keep := make(map[string]bool)
+	for _, a := range attached {
+		if a.State == cni.Unknown {
+			log.Fatal(a.LastError) // its namespace is not known
+		}
+		keep[a.NetNS] = true
+	}
+	for _, ns := range pinned {
+		if strings.HasPrefix(filepath.Base(ns.Path), "app-") && !keep[ns.Path] {
+			fmt.Println("remove", ns.Path, netns.Remove(ns.Path))
+		}
 	}
 	// Output:
-	// blue
-	// <nil>
-}
-
-func ExampleSweep() {
-	// At the start of a program that crashed: it named all its namespaces "app-…".
-	report, err := netns.Sweep(netns.RunDir, netns.SweepOptions{Prefix: "app-"})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for path, why := range report.Kept {
-		fmt.Println(path, "stays:", why)
-	}
-	fmt.Println(len(report.Removed), "removed")
-	// Output: 0 removed
 }

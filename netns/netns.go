@@ -39,10 +39,6 @@ var (
 	ErrNotSupported = fmt.Errorf("network namespaces need Linux: %w", errors.ErrUnsupported)
 )
 
-// RunDir is the directory of ip-netns(8), which shows the namespaces that are pinned in
-// it under the names of their files. See [Share].
-const RunDir = "/run/netns"
-
 // ID is the identity of a namespace: device and inode of its file in nsfs.
 // IDs are comparable. The kernel may give the ID of a namespace that is gone
 // to a new one, so an ID is worth only as much as the reference (a [Handle], a
@@ -59,22 +55,4 @@ func (id ID) String() string {
 type Entry struct {
 	Path string
 	ID   ID
-}
-
-// SweepOptions configures [Sweep].
-type SweepOptions struct {
-	// Prefix is the beginning of the names. It must not be empty.
-	Prefix string
-	// Keep returns a reason to keep a namespace even if it is unused, or nil. It may be
-	// nil.
-	Keep func(Entry) error
-	// DryRun reports what Sweep would remove, and removes nothing.
-	DryRun bool
-}
-
-// SweepReport is the outcome of a [Sweep], for the entries with the prefix.
-type SweepReport struct {
-	Removed []Entry
-	// Kept has the reasons why others stay, by path. It is ErrBusy if one is in use.
-	Kept map[string]error
 }

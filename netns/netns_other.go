@@ -28,14 +28,8 @@ func Create(string) (*Handle, error) { return nil, ErrNotSupported }
 // New fails with [ErrNotSupported].
 func New() (*Handle, error) { return nil, ErrNotSupported }
 
-// Share fails with [ErrNotSupported].
-func Share(string) error { return ErrNotSupported }
-
 // List fails with [ErrNotSupported].
 func List(string) ([]Entry, error) { return nil, ErrNotSupported }
-
-// Sweep fails with [ErrNotSupported].
-func Sweep(string, SweepOptions) (*SweepReport, error) { return nil, ErrNotSupported }
 
 // RemoveIf fails with [ErrNotSupported].
 func RemoveIf(string, ID) (bool, error) { return false, ErrNotSupported }
@@ -45,9 +39,6 @@ func Pin(*Handle, string) error { return ErrNotSupported }
 
 // Remove fails with [ErrNotSupported].
 func Remove(string) error { return ErrNotSupported }
-
-// Unpin fails with [ErrNotSupported].
-func Unpin(string) error { return ErrNotSupported }
 
 // ID returns the zero ID.
 func (*Handle) ID() ID { return ID{} }

@@ -14,9 +14,9 @@ import (
 // [Remove], whatever becomes of the process and of the handle. It holds a
 // loopback interface, which is down.
 //
-// Missing directories are made, with mode 0755. If anything exists at path, Create
-// returns [fs.ErrExist] and leaves it alone. When Create fails, it removes everything
-// it made; if that fails too, the error says so.
+// Missing directories are made, with mode 0755, and stay. If anything exists at path,
+// Create returns [fs.ErrExist] and leaves it alone. When Create fails, it removes the file
+// that it made; if that fails too, the error says so.
 //
 // The pin is a mount. It is visible in the caller's mount namespace and in those to
 // which path's file system propagates.
@@ -38,15 +38,23 @@ func Create(path string) (_ *Handle, err error) {
 	return h, nil
 }
 
-// place makes the file at path, and calls mount. If that fails, it removes all that it has
-// made.
+// place makes the file at path, and calls mount. If that fails, it removes the file.
 func place(path string, mount func() error) error {
-	made, err := makeFile(path)
-	if err == nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return withoutPath(err)
+	}
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
+	if err != nil {
+		return withoutPath(err)
+	}
+	if err = file.Close(); err == nil {
 		err = mount()
 	}
-	if err != nil {
-		err = errors.Join(err, unmake(made))
+	if err == nil {
+		return nil
+	}
+	if rerr := os.Remove(path); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
+		err = errors.Join(err, fmt.Errorf("clean up: %w", rerr))
 	}
 	return err
 }
@@ -81,73 +89,6 @@ func mountAt(h *Handle, path string) (err error) {
 	})
 }
 
-// makeFile makes the empty file at path and the directories above it. It returns the
-// paths that it made, outermost first, also when it fails.
-func makeFile(path string) (made []string, err error) {
-	// A neighbour that fails removes the directories that it made, so one
-	// that was there a moment ago can be missing. Each neighbour does that
-	// once; the bound is for a dangling symbolic link, where nothing helps.
-	const attempts = 100
-	for range attempts {
-		var dirs []string
-		dirs, err = makeDirs(filepath.Dir(path))
-		made = append(made, dirs...)
-		if err == nil {
-			var file *os.File
-			if file, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444); err == nil {
-				return append(made, path), file.Close()
-			}
-		}
-		if !errors.Is(err, fs.ErrNotExist) {
-			break
-		}
-	}
-	return made, withoutPath(err)
-}
-
-// makeDirs is [os.MkdirAll] that returns the directories it made, outermost first.
-func makeDirs(dir string) (made []string, err error) {
-	info, err := os.Stat(dir)
-	if err == nil {
-		if !info.IsDir() {
-			return nil, unix.ENOTDIR
-		}
-		return nil, nil
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	if parent := filepath.Dir(dir); parent != dir {
-		if made, err = makeDirs(parent); err != nil {
-			return made, err
-		}
-	}
-	err = os.Mkdir(dir, 0o755)
-	if errors.Is(err, fs.ErrExist) {
-		return made, nil // a neighbour was faster, so it is not ours
-	}
-	if err != nil {
-		return made, err
-	}
-	return append(made, dir), nil
-}
-
-// unmake removes the paths that makeFile made, innermost first. A directory that a
-// neighbour uses by now stays.
-func unmake(made []string) error {
-	for i := len(made) - 1; i >= 0; i-- {
-		err := os.Remove(made[i])
-		switch {
-		case err == nil, errors.Is(err, fs.ErrNotExist):
-		case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, fs.ErrExist):
-			return nil
-		default:
-			return fmt.Errorf("clean up: %w", err)
-		}
-	}
-	return nil
-}
-
 // Remove takes away the pin at path: it unmounts every namespace that is
 // mounted there and removes the file. The mount goes at once, the namespace
 // when nobody uses it any more.
@@ -167,16 +108,6 @@ func Remove(path string) (err error) {
 		err = removeFile(path)
 	}
 	return ignoreNotExist(err)
-}
-
-// Unpin is [Remove], but leaves the empty file, for [Pin] to use again. Without
-// a file it fails with [fs.ErrNotExist].
-func Unpin(path string) (err error) {
-	defer naming(&err, "unpin network namespace at %q", path)
-	if err := unmount(path); err != nil {
-		return err
-	}
-	return isEmptyFile(path)
 }
 
 // unmount detaches all namespaces mounted at path, which may be stacked.
@@ -233,29 +164,4 @@ func isEmptyFile(path string) error {
 		return ErrNotNetNS
 	}
 	return nil
-}
-
-// Share makes dir, with mode 0755 if it is missing, a mount of its own that is shared,
-// as ip-netns(8) does with [RunDir]. Namespaces that are pinned in dir afterwards are
-// then seen in other mount namespaces, and are removed there together with the pin
-// here. Calling it again does nothing.
-//
-// Mount namespaces that were made before get the pins only if dir was on a shared mount
-// already, as /run is under systemd. Those that are made later get them in any case,
-// unless they are private.
-func Share(dir string) (err error) {
-	defer naming(&err, "share the mounts in %q", dir)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return withoutPath(err)
-	}
-	const how = unix.MS_SHARED | unix.MS_REC
-	err = unix.Mount("", dir, "none", how, "")
-	if !errors.Is(err, unix.EINVAL) {
-		return err
-	}
-	// It is no mount point yet.
-	if err := unix.Mount(dir, dir, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-		return fmt.Errorf("bind mount: %w", err)
-	}
-	return unix.Mount("", dir, "none", how, "")
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
@@ -316,7 +317,7 @@ func (i *sevenMethods) loses(r cni.CNI) error {
 	nl.Close()
 	for _, mounted := range append(pins, i.Parked) {
 		if isNetNS(mounted) {
-			if err := netns.Unpin(mounted); err != nil {
+			if err := nettest.Unpin(mounted); err != nil {
 				return err
 			}
 		}

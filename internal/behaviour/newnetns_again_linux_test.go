@@ -9,6 +9,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/internal/testhost"
@@ -148,9 +149,9 @@ func TestAnUnattachedNamespaceGoes(t *testing.T) {
 		},
 		"a reboot": func(m *maker, path string) error {
 			m.ChangeRecord("c1", func(rec *record.Record) { rec.Boot = "earlier" })
-			expect.NoError(m.T, netns.Unpin(path))
+			expect.NoError(m.T, nettest.Unpin(path))
 			if pin := m.Pin("c1"); pin != path {
-				expect.NoError(m.T, netns.Unpin(pin))
+				expect.NoError(m.T, nettest.Unpin(pin))
 			}
 			wantRecover(m.T, m.Runtime, cni.Report{Removed: []string{"c1"}})
 			return nil

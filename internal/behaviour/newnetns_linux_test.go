@@ -15,6 +15,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
@@ -271,7 +272,7 @@ func TestOnlyTheRecordedNamespaceIsDeleted(t *testing.T) {
 			m.ChangeRecord("c1", func(rec *record.Record) { rec.Boot, rec.NetNS.Dev, rec.NetNS.Ino = "earlier", id.Dev, id.Ino })
 		}, true},
 		"after a reboot, its file": {func(m *maker) {
-			expect.NoError(m.T, errors.Join(netns.Remove(m.Pin("c1")), netns.Unpin(path(m))))
+			expect.NoError(m.T, errors.Join(netns.Remove(m.Pin("c1")), nettest.Unpin(path(m))))
 			m.ChangeRecord("c1", func(rec *record.Record) { rec.Boot = "earlier" })
 		}, false},
 	} {
@@ -298,27 +299,8 @@ func TestAProcessInTheNamespaceOutlivesRemove(t *testing.T) {
 	expect.Value(m.Setup("c1", path))(t)
 	leave := inhabit(m.T, path)
 	defer leave()
-	// In use, and on record, it is not swept either.
-	report := expect.Value(m.SweepNetNS(m.Path("netns"), netns.SweepOptions{Prefix: "c"}))(t)
-	expect.Same(t, "swept", len(report.Removed), 0)
 	expect.NoError(t, m.Remove(t.Context(), "c1", ""))
 	expect.Same(t, "path", expect.Exists(t, path), false)
 	leave()
 	m.WantClean(m.before)
-}
-
-// TestSweepNetNSKeepsWhatIsOnRecord, and everything while a record is damaged.
-func TestSweepNetNSKeepsWhatIsOnRecord(t *testing.T) {
-	m := newMaker(t)
-	t.Cleanup(func() { expect.NoError(t, netns.Remove(m.Path("netns", "c1"))) })
-	expect.Value(m.Setup("c1", m.Path("netns", "c1")))(t)
-	testhost.MustSetUp(t, m.Runtime, "c2", m.Container("c2"))
-	report := expect.Value(m.SweepNetNS(m.Path("netns"), netns.SweepOptions{Prefix: "c"}))(t)
-	expect.Same(t, "removed", len(report.Removed), 0)
-	for _, id := range []string{"c1", "c2"} {
-		expect.Same(t, "kept", report.Kept[m.Path("netns", id)].Error(), "container "+id+" is on record: "+netns.ErrBusy.Error())
-	}
-	expect.NoError(t, os.WriteFile(m.RecordFile("c3")+".json", []byte("damaged"), 0o600))
-	_, err := m.SweepNetNS(m.Path("netns"), netns.SweepOptions{Prefix: "c"})
-	fails(t, err, "damaged")
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/internal/testhost"
@@ -215,7 +216,7 @@ func TestRecoverSweepsADamagedRecord(t *testing.T) {
 		expect.NoError(t, os.RemoveAll(s.Path("state", "results")))
 		spoilBase(s.Host, "c1", content)
 		s.RemoveNetNS("c1")
-		expect.NoError(t, netns.Unpin(s.Pin("c1"))) // as after a reboot
+		expect.NoError(t, nettest.Unpin(s.Pin("c1"))) // as after a reboot
 		r := s.restarted(conf)
 		expect.Same(t, what+": on record", testhost.Recorded(t, r), []string{"c1/ unknown"})
 		wantRecover(t, r, removed)
@@ -255,7 +256,7 @@ func TestRecoverDiscardsEmptyRecords(t *testing.T) {
 	expect.Same(t, "errors logged", log.Lines("ERROR"), []string{})
 	expect.Same(t, "kept", s.Pinned("c1"), true)
 
-	expect.NoError(t, netns.Unpin(s.Pin("c1"))) // as after a reboot
+	expect.NoError(t, nettest.Unpin(s.Pin("c1"))) // as after a reboot
 	wantRecover(t, r, cni.Report{Left: []string{
 		name + " says nothing and was deleted; if its container is known, Remove or CleanUp finds the leftovers"}})
 	if lines := log.Lines("ERROR"); len(lines) != 1 || !strings.Contains(lines[0], "leftovers of their attachments are possible") {

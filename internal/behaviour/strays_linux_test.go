@@ -170,8 +170,8 @@ func elsewhereMountedWith(t *testing.T, inhabit func(t testing.TB, path string) 
 // hide replaces a container's path and pin by empty files.
 func (s *stage) hide(id string) {
 	s.T.Helper()
-	expect.NoError(s.T, netns.Unpin(s.Path("netns", id)))
-	expect.NoError(s.T, netns.Unpin(s.Pin(id)))
+	expect.NoError(s.T, nettest.Unpin(s.Path("netns", id)))
+	expect.NoError(s.T, nettest.Unpin(s.Pin(id)))
 }
 
 func TestFault_F59_AContainerThatIsMountedElsewhereLives(t *testing.T) {

@@ -112,7 +112,7 @@ func (l *living) hidden() {
 		pins := expect.Value(filepath.Glob(l.path("state", "embedcni", "attachments", "netns", "*")))(l.t)
 		for _, path := range append(pins, home.path) {
 			if ns, err := netns.Open(path); err == nil {
-				expect.NoError(l.t, errors.Join(ns.Close(), netns.Unpin(path)))
+				expect.NoError(l.t, errors.Join(ns.Close(), nettest.Unpin(path)))
 			}
 		}
 	}

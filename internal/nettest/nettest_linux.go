@@ -32,6 +32,16 @@ func At(t testing.TB, path string) *netns.Handle {
 	return ns
 }
 
+// Unpin unmounts the namespace at a path, if there is one. The empty file stays, as after a
+// reboot.
+func Unpin(path string) error {
+	err := unix.Unmount(path, unix.MNT_DETACH)
+	if errors.Is(err, unix.EINVAL) { // not mounted
+		return nil
+	}
+	return err
+}
+
 // Enter moves the test's goroutine to a namespace. Its thread is never
 // unlocked, and ends with the goroutine.
 func Enter(t testing.TB, ns *netns.Handle) {

@@ -63,19 +63,17 @@ func Open(lockFile, recordDir, hostNetNS string, logger *slog.Logger, previous *
 type Container struct {
 	Recorded Recorded
 	Place    Place
-	guard
-	fresh *fresh // the namespace that this call makes; nil if it makes none
-	keeps bool   // the recorded namespace outlives the attachments; see KeepNetNS
-	in    *Store
+	Guard    Guard
+	fresh    *fresh // the namespace that this call makes; nil if it makes none
+	in       *Store
 }
 
 // New returns a container that is not locked and whose record is not read. It takes
 // over host.
 func (s *Store) New(id record.ID, host *hostns.NetNS) *Container {
-	return &Container{
-		in: s, guard: guard{locks: s.Locks, id: id},
-		Recorded: Recorded{ID: id, records: s.Records}, Place: Place{Host: host},
-	}
+	c := &Container{in: s, Guard: Guard{locks: s.Locks, id: id}, Recorded: Recorded{ID: id, in: s}}
+	c.Place = Place{Host: host, of: &c.Recorded}
+	return c
 }
 
 // Unlock closes the container's namespace, waits until the record is on the disk, and
@@ -85,7 +83,7 @@ func (c *Container) Unlock() {
 	c.fresh.close()
 	c.Recorded.coming.Discard()
 	_ = c.Recorded.pending.Wait() // those who relied on it have waited, and returned the error
-	c.unlock()
+	c.Guard.unlock()
 }
 
 // Close releases all that the container holds.
@@ -115,7 +113,7 @@ func (c *Container) OpenPath(path, verb string) (err error) {
 // place where it was.
 func (c *Container) Depart() Place {
 	at := c.Place
-	c.Place = Place{Host: at.Host}
+	c.Place = Place{Host: at.Host, of: at.of}
 	return at
 }
 
@@ -137,6 +135,7 @@ type Place struct {
 	HostGone bool    // the recorded host namespace is gone, with everything that plugins made there
 
 	callers *hostns.NetNS // the caller's host namespace while Host is the recorded one
+	of      *Recorded     // what is attached there
 }
 
 // Inside returns the open namespace if an attachment's path leads there: libcni's
@@ -194,21 +193,25 @@ func (c *Container) EnterHost(mustStop bool) error {
 		return nil
 	}
 	return fmt.Errorf("container %s was attached from network namespace %s, which cannot be found from %s, where this call would run plugins; "+
-		"call from there, or name it with WithHostNetNS: %w", c.Recorded.ID, c.Recorded.RecordedHost(), c.currentHost(), ErrHostNetNS)
+		"call from there, or name it with WithHostNetNS: %w", c.Recorded.ID, c.Recorded.RecordedHost(), c.in.described(c.Place.Host), ErrHostNetNS)
 }
 
-func (c *Container) currentHost() string { return described(c.Place.Host.String(), c.hostPath()) }
+// hostPath returns a path by which others find a host namespace, or "".
+func (s *Store) hostPath(host *hostns.NetNS) string { return s.Hosts.PathTo(host, s.HostNetNS) }
 
-func (c *Container) hostPath() string { return c.in.Hosts.PathTo(c.Place.Host, c.in.HostNetNS) }
+func (s *Store) described(host *hostns.NetNS) string {
+	return described(host.String(), s.hostPath(host))
+}
 
 // sameHost refuses to add to a container that is attached from another host
 // namespace, because a record has only one.
 func (c *Container) sameHost() error {
-	if c.Recorded.Record == nil || c.Recorded.Record.IsEmpty() || c.Recorded.Record.Host == "" || c.Recorded.Record.Host == c.Place.Host.String() {
+	rec := c.Recorded.Record
+	if rec == nil || rec.IsEmpty() || rec.Host == "" || rec.Host == c.Place.Host.String() {
 		return nil
 	}
 	return fmt.Errorf("container %s is attached from network namespace %s, and this call would run plugins in %s: %w",
-		c.Recorded.ID, c.Recorded.RecordedHost(), c.currentHost(), ErrHostNetNS)
+		c.Recorded.ID, c.Recorded.RecordedHost(), c.in.described(c.Place.Host), ErrHostNetNS)
 }
 
 // Process identifies this process and this boot of the machine for records, and

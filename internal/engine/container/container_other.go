@@ -28,9 +28,6 @@ func (*Pins) At(string) string { return "" }
 // Discard does nothing.
 func (*Pins) Discard(string) error { return nil }
 
-// File returns no path.
-func (*Pins) File(string) string { return "" }
-
 // Holds returns false.
 func (*Pins) Holds(*netns.Handle) bool { return false }
 
@@ -52,46 +49,41 @@ func (*Recorded) SameNetNS(string) error { return nil }
 func (*Container) Pin() error { return nil }
 
 // Unpin does nothing.
-func (*Container) Unpin() error { return nil }
+func (*Recorded) Unpin() error { return nil }
 
 // Lives returns true: off Linux the record decides.
-func (*Container) Lives(_, _ string) (bool, error) { return true, nil }
+func (*Place) Lives(_, _ string) (bool, error) { return true, nil }
 
 // HasLink returns false.
 func (*Place) HasLink(string) (bool, error) { return false, nil }
 
 // HasNoDevice returns false.
-func (*Container) HasNoDevice(_, _ string) bool { return false }
+func (*Place) HasNoDevice(_, _ string) bool { return false }
 
-// LoIsUp returns false.
-func (*Container) LoIsUp(string) (bool, error) { return false, nil }
-
-// SetLoUp does nothing.
-func (*Container) SetLoUp(string) error { return nil }
+// Lo returns false.
+func (*Place) Lo(string, bool) (bool, error) { return false, nil }
 
 // Gone reports whether the machine was rebooted. Everything of this boot counts
 // as existing.
 func (p *Place) Gone() bool { return p.Rebooted }
 
-func (p *Place) reach(rec *record.Record, _ string) error {
-	p.Path, p.Reached = rec.NetNS.Path, ByPath
+func (p *Place) reach(string) error {
+	p.Path, p.Reached = p.of.Record.NetNS.Path, ByPath
 	return nil
 }
 
-func (*Place) settle(*record.Record) error { return nil }
+// Settle does nothing.
+func (*Place) Settle() error { return nil }
 
 // AwaitEnd does nothing: no container lives elsewhere.
-func (*Container) AwaitEnd(context.Context, time.Time) error { return nil }
+func (*Place) AwaitEnd(context.Context, time.Time) error { return nil }
 
 // Remains is true: off Linux an attachment counts as existing.
 func Remains(*hostns.NetNS, string, record.Attachment) (lives, ended bool, err error) {
 	return true, false, nil
 }
 
-// SettleDamaged does nothing.
-func (*Container) SettleDamaged() error { return nil }
-
-func (*Place) isRecordedHere(*record.Record) bool { return true }
+func (*Place) isRecordedHere() bool { return true }
 
 func (*Place) isInhabited() bool { return false }
 

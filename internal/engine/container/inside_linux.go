@@ -18,17 +18,17 @@ import (
 
 // Lives reports whether the namespace at an attachment's path exists and has the
 // interface; an empty name asks for the namespace alone.
-func (c *Container) Lives(path, ifName string) (bool, error) {
-	if err := c.Uncertain(); err != nil {
+func (p *Place) Lives(path, ifName string) (bool, error) {
+	if err := p.Uncertain(); err != nil {
 		return false, err
 	}
-	if c.Place.Reached == Elsewhere {
-		return !c.IsAbandoned(), nil
+	if p.Reached == Elsewhere {
+		return !p.IsAbandoned(), nil
 	}
-	if path == "" || c.IsAbandoned() {
+	if path == "" || p.IsAbandoned() {
 		return false, nil // gone, or kept by nobody but this library
 	}
-	ns := c.Place.Inside(path)
+	ns := p.Inside(path)
 	if ns == nil {
 		var err error
 		ns, err = netns.Open(path)
@@ -43,7 +43,7 @@ func (c *Container) Lives(path, ifName string) (bool, error) {
 	if ifName == "" {
 		return true, nil
 	}
-	return c.Place.Host.HasLink(ns, ifName)
+	return p.Host.HasLink(ns, ifName)
 }
 
 // HasLink reports whether the open namespace has an interface of that name.
@@ -52,57 +52,36 @@ func (p *Place) HasLink(name string) (bool, error) { return p.Host.HasLink(p.Net
 // HasNoDevice reports whether the namespace at an attachment's path is gone, or has no
 // interface but those that every namespace has and those of the container's other
 // attachments.
-func (c *Container) HasNoDevice(path, ifName string) bool {
-	ns := c.Place.Inside(path)
+func (p *Place) HasNoDevice(path, ifName string) bool {
+	ns := p.Inside(path)
 	if ns == nil {
 		return path == ""
 	}
-	found, err := c.Place.Host.Conns.Links(ns)
+	found, err := p.Host.Conns.Links(ns)
 	return err == nil && !slices.ContainsFunc(found, func(l links.Link) bool {
-		sibling := l.Name != ifName && c.Recorded.Record != nil && c.Recorded.Record.Find(l.Name) != nil
+		sibling := l.Name != ifName && p.of.Record != nil && p.of.Record.Find(l.Name) != nil
 		return l.Flags&unix.IFF_LOOPBACK == 0 && !sibling && !l.IsFallback()
 	})
 }
 
-// LoIsUp reports whether lo is up in the recorded namespace, if an attachment's path
-// leads there.
-func (c *Container) LoIsUp(path string) (up bool, err error) {
-	err = c.withLo(path, func(_ *links.Conn, lo links.Link) error {
-		up = lo.Up()
-		return nil
-	})
-	return up, err
-}
-
-// SetLoUp sets lo up in the recorded namespace, if an attachment's path leads there.
-func (c *Container) SetLoUp(path string) error {
-	return c.withLo(path, func(conn *links.Conn, lo links.Link) error {
-		if lo.Up() {
-			return nil
+// Lo reports whether lo is up in the recorded namespace, if an attachment's path leads
+// there; it may lead to another container's. With set, Lo sets it up.
+func (p *Place) Lo(path string, set bool) (up bool, err error) {
+	ns := p.Inside(path)
+	if ns == nil || p.of.Record == nil || ns.ID() != p.of.Record.NetNS.ID() {
+		return false, nil
+	}
+	err = p.Host.Conns.Do(ns, func(conn *links.Conn) error {
+		lo, err := conn.Link("lo")
+		if up = lo.Up(); err == nil && set && !up {
+			err = conn.Change(lo.Index, links.Change{Set: unix.IFF_UP})
 		}
-		return conn.Change(lo.Index, links.Change{Set: unix.IFF_UP})
+		return err
 	})
-}
-
-// withLo does nothing unless the namespace is the recorded one: the path may lead to
-// another container's.
-func (c *Container) withLo(path string, do func(*links.Conn, links.Link) error) error {
-	ns := c.Place.Inside(path)
-	if ns == nil || c.Recorded.Record == nil || ns.ID() != c.Recorded.Record.NetNS.ID() {
-		return nil
-	}
-	conn, err := c.Place.Host.Conns.Borrow(ns)
 	if err != nil {
-		return fmt.Errorf("interface lo: %w", err)
+		err = fmt.Errorf("interface lo: %w", err)
 	}
-	lo, err := conn.Link("lo")
-	if err == nil {
-		err = do(conn, lo)
-	}
-	if err = errors.Join(err, conn.Close()); err != nil {
-		return fmt.Errorf("interface lo: %w", err)
-	}
-	return nil
+	return up, err
 }
 
 // Other returns another container that is attached in the namespace, by the
@@ -126,7 +105,7 @@ func (c *Container) Other(ns *netns.Handle, cacheDir string, doubts bool) (strin
 		switch {
 		case rec != nil && (rec.ContainerID == c.Recorded.ID || record.PluginID(rec.ContainerID) == own):
 		case rec == nil || f.Err != nil:
-			if doubts && c.mayKeep(f.File, ns.ID()) {
+			if pinned, err := hostns.Identify(c.in.Pins.File(f.File)); doubts && (err != nil || pinned == ns.ID()) {
 				return "that of the record in file " + f.File, f.Err
 			}
 		default:
@@ -137,13 +116,6 @@ func (c *Container) Other(ns *netns.Handle, cacheDir string, doubts bool) (strin
 		}
 	}
 	return c.cached(ns, cacheDir, recorded)
-}
-
-// mayKeep reports whether the namespace may belong to a record of which only the
-// file name is known.
-func (c *Container) mayKeep(file string, ns netns.ID) bool {
-	pinned, err := hostns.Identify(c.in.Pins.File(file))
-	return err != nil || pinned == ns
 }
 
 // cached is Other for containers that only libcni's cache knows, such as

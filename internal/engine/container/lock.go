@@ -33,8 +33,8 @@ type Access struct {
 	HasBarrier bool // the caller has the barrier already, alone
 }
 
-// guard keeps other calls for the container out, in this and in other processes.
-type guard struct {
+// Guard keeps other calls for the container out, in this and in other processes.
+type Guard struct {
 	locks *Locks
 	id    record.ID
 	held  *lock.Held
@@ -42,7 +42,7 @@ type guard struct {
 
 // Lock waits until no other call for the container is in progress. If it has to wait for plugins that a dead runtime has left
 // running, it kills them after orphanGrace.
-func (g *guard) Lock(ctx context.Context, how Access) error {
+func (g *Guard) Lock(ctx context.Context, how Access) error {
 	lockAll := func(ctx context.Context) (err error) {
 		g.held, err = g.locks.LockAll(ctx, g.keys(how.HasBarrier))
 		return err
@@ -71,7 +71,7 @@ const teardownWait = 5 * time.Minute
 // LockForTeardown is Lock, but continues if the lock file cannot be used: a full
 // or read-only disk must not keep a container attached. It does not exclude
 // other processes then.
-func (g *guard) LockForTeardown(ctx context.Context, how Access) error {
+func (g *Guard) LockForTeardown(ctx context.Context, how Access) error {
 	ctx, cancel := context.WithTimeout(ctx, teardownWait)
 	defer cancel()
 	err := g.Lock(ctx, how)
@@ -85,12 +85,12 @@ func (g *guard) LockForTeardown(ctx context.Context, how Access) error {
 
 // TryLock locks the container as Lock does, for work in the background, unless it would
 // have to wait or there is no lock file any more.
-func (g *guard) TryLock() (locked bool, err error) {
+func (g *Guard) TryLock() (locked bool, err error) {
 	g.held, err = g.locks.TryExisting(g.keys(false))
 	return g.held != nil, err
 }
 
-func (g *guard) unlock() {
+func (g *Guard) unlock() {
 	if g.held == nil {
 		return
 	}
@@ -103,7 +103,7 @@ func (g *guard) unlock() {
 // key returns the key by which calls for one container exclude each other.
 func key(id record.ID) string { return "container/" + string(id) }
 
-func (g *guard) keys(hasBarrier bool) []lock.Key {
+func (g *Guard) keys(hasBarrier bool) []lock.Key {
 	keys := []lock.Key{{Name: key(g.id)}}
 	if !hasBarrier {
 		keys = append(keys, lock.Key{Name: Barrier, Shared: true})
@@ -114,7 +114,7 @@ func (g *guard) keys(hasBarrier bool) []lock.Key {
 // LockFile returns the open file by which the container is locked, or nil.
 // Plugins inherit it: a plugin that outlives a killed runtime keeps the lock, so
 // that nobody works on the container at the same time.
-func (g *guard) LockFile() *os.File {
+func (g *Guard) LockFile() *os.File {
 	if g.held == nil {
 		return nil
 	}

@@ -87,7 +87,7 @@ func (c *Container) Pin() error {
 }
 
 // Unpin stops keeping the namespace alive.
-func (c *Container) Unpin() error { return c.in.Pins.release(c.Recorded.ID) }
+func (r *Recorded) Unpin() error { return r.in.Pins.release(r.ID) }
 
 // fresh is a namespace that a Setup makes for its container. It has no name until the
 // record names its path, so that it ends with this process, if that ends before. The

@@ -61,20 +61,20 @@ func TestEachWayOfReachingANamespace(t *testing.T) {
 		LetGo:      {Undecided: true, Abandoned: true},
 		Elsewhere:  {Abandoned: true}, // the record does not say where the path leads there
 	} {
-		c := &Container{Recorded: Recorded{Record: &record.Record{}}, Place: Place{Reached: reached}}
-		got := verdict{c.Place.Gone(), c.Uncertain() != nil, c.Undecided() != nil, c.IsAbandoned()}
+		p := &Place{Reached: reached, of: &Recorded{Record: &record.Record{}}}
+		got := verdict{p.Gone(), p.Uncertain() != nil, p.Undecided() != nil, p.IsAbandoned()}
 		if got != want {
 			t.Errorf("%v: got %+v, want %+v", reached, got, want)
 		}
-		c.Recorded.Record.NetNS.View = "another"
-		if away := c.IsAbandoned(); away && (reached == Elsewhere || reached == ByPin) {
+		p.of.Record.NetNS.View = "another"
+		if away := p.IsAbandoned(); away && (reached == Elsewhere || reached == ByPin) {
 			t.Errorf("%v: a container whose path was recorded elsewhere is taken for abandoned", reached)
 		}
-		if c.Recorded.Damaged = true; c.IsAbandoned() {
+		if p.of.Damaged = true; p.IsAbandoned() {
 			t.Errorf("%v: a container with a damaged record is taken for abandoned", reached)
 		}
 	}
-	if (&Container{}).IsAbandoned() {
+	if (&Place{of: &Recorded{}}).IsAbandoned() {
 		t.Error("a container without a record is taken for abandoned")
 	}
 }

@@ -26,7 +26,8 @@ import (
 // If no path leads there, a live container may still be in the namespace: in the
 // mount namespace of a restarted program both paths can be empty files. So reach
 // searches the visible processes for it.
-func (p *Place) reach(rec *record.Record, kept string) error {
+func (p *Place) reach(kept string) error {
+	rec := p.of.Record
 	ns := rec.NetNS
 	var errs []error
 	for _, place := range []struct {
@@ -43,7 +44,7 @@ func (p *Place) reach(rec *record.Record, kept string) error {
 			errs = append(errs, err)
 		case found.ID() == ns.ID():
 			if rec.LetGo != nil && place.how == ByPath {
-				if same, err := p.hasRecorded(found, rec); err != nil || !same {
+				if same, err := p.hasRecorded(found); err != nil || !same {
 					errs = append(errs, err, found.Close()) // another namespace has its number now
 					continue
 				}
@@ -65,19 +66,19 @@ func (p *Place) reach(rec *record.Record, kept string) error {
 	if whose, err := p.Host.WhoseHost(want, ""); whose != "" || err != nil {
 		return err // the host's namespace has its number now
 	}
-	_, err := p.search(rec, proc.Thread)
+	_, err := p.search(proc.Thread)
 	return err
 }
 
 // search enters the recorded namespace if a process of this view is in it or refers to it.
 // One that only has the recorded number may be another. complete reports that every process
 // could be looked at.
-func (p *Place) search(rec *record.Record, by proc.RefKind) (complete bool, err error) {
-	found, complete, err := hostns.Search(rec.NetNS.ID(), by)
+func (p *Place) search(by proc.RefKind) (complete bool, err error) {
+	found, complete, err := hostns.Search(p.of.Record.NetNS.ID(), by)
 	if found == nil || err != nil {
 		return complete, err
 	}
-	same, err := p.hasRecorded(found, rec)
+	same, err := p.hasRecorded(found)
 	if err != nil || !same {
 		p.Reached = Unsure
 		return complete, errors.Join(err, found.Close())
@@ -92,8 +93,8 @@ func (p *Place) search(rec *record.Record, by proc.RefKind) (complete bool, err 
 // lists in the container, by its name and hardware address. The kernel gives the
 // number of a namespace that has ended to the next one, so only this
 // distinguishes the two.
-func (p *Place) hasRecorded(ns *netns.Handle, rec *record.Record) (bool, error) {
-	for _, n := range rec.Attachments {
+func (p *Place) hasRecorded(ns *netns.Handle) (bool, error) {
+	for _, n := range p.of.Record.Attachments {
 		for _, i := range chain.Interfaces(n.Result, nil) {
 			mac, err := net.ParseMAC(i.Mac)
 			if i.Sandbox == "" || err != nil || len(bytes.Trim(mac, "\x00")) == 0 {
@@ -111,33 +112,36 @@ func (p *Place) hasRecorded(ns *netns.Handle, rec *record.Record) (bool, error) 
 	return false, nil
 }
 
-// settle decides about a namespace that was not reached. From another mount or PID
+// Settle decides about a namespace that was not reached. From another mount or PID
 // namespace than the one of the record, that proves nothing: neither the path nor the pin
 // may lead there from here, and no process of it may be seen.
 //
 // An interface's end on the host decides, because the kernel deletes it with the namespace:
 // while it exists, the container lives. A container without such an end is gone if its path
 // was recorded in this view, or if no reference to its namespace is left.
-func (p *Place) settle(rec *record.Record) error {
+//
+// Of a damaged record, only the legible part names the interfaces.
+func (p *Place) Settle() error {
+	rec := p.of.Record
 	if p.NetNS != nil || p.HostGone {
 		return nil
 	}
 	if rec.LetGo != nil {
-		return p.settleLetGo(rec)
+		return p.settleLetGo()
 	}
 	if p.Reached != NotReached {
 		return nil
 	}
-	lives, ended, err := p.hostEnds(rec)
+	lives, ended, err := p.hostEnds()
 	switch {
 	case err != nil:
 		return fmt.Errorf("look for the host's end of an interface of container %s: %w", rec.ContainerID, err)
 	case lives:
 		p.Reached = Elsewhere
-	case !ended && !p.isRecordedHere(rec) && rec.NetNS.Ino != 0:
+	case !ended && !p.isRecordedHere() && rec.NetNS.Ino != 0:
 		// Neither a path nor a process of this view leads there. Their mounts and
 		// descriptors may refer to it.
-		complete, err := p.search(rec, proc.Any)
+		complete, err := p.search(proc.Any)
 		if p.Reached == NotReached && err == nil && !(complete && proc.SeesAll(rec.PIDNS)) {
 			p.Reached = Unsure
 		}
@@ -150,7 +154,8 @@ func (p *Place) settle(rec *record.Record) error {
 // which no path leads, has ended. The kernel may have given its number to
 // another namespace. So once its interfaces have vanished it has ended, even if
 // a process is in a namespace with that number.
-func (p *Place) settleLetGo(rec *record.Record) error {
+func (p *Place) settleLetGo() error {
+	rec := p.of.Record
 	left, err := p.Host.Lasting(rec.LetGo.Ends)
 	if err != nil {
 		return fmt.Errorf("check whether the network namespace of container %s has ended: %w", rec.ContainerID, err)
@@ -178,50 +183,47 @@ func (p *Place) Gone() bool {
 
 // isRecordedHere reports whether the recorded path leads from here to where it led from
 // where it was recorded. Records of earlier versions do not say where that was.
-func (p *Place) isRecordedHere(rec *record.Record) bool {
-	return rec.NetNS.View == "" || rec.NetNS.View == hostns.View()
+func (p *Place) isRecordedHere() bool {
+	view := p.of.Record.NetNS.View
+	return view == "" || view == hostns.View()
 }
 
 // AwaitEnd waits until a container that lives elsewhere has ended, but not beyond a time.
 // The kernel ends a namespace some time after the last process that referred to it, so a
 // daemon's containers may outlive it for a moment.
-func (c *Container) AwaitEnd(ctx context.Context, until time.Time) error {
-	if c.Place.Reached != Elsewhere {
+func (p *Place) AwaitEnd(ctx context.Context, until time.Time) error {
+	if p.Reached != Elsewhere {
 		return nil
 	}
 	ctx, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
-	_, err := c.Place.Host.Until(ctx, func() (bool, error) {
-		c.Place.Reached = NotReached
-		err := c.Place.settle(c.Recorded.Record)
-		return c.Place.Reached != Elsewhere, err
+	_, err := p.Host.Until(ctx, func() (bool, error) {
+		p.Reached = NotReached
+		err := p.Settle()
+		return p.Reached != Elsewhere, err
 	})
 	return err
 }
-
-// SettleDamaged finds out whether the container of a damaged record lives elsewhere. Only
-// the legible part of the record names its interfaces.
-func (c *Container) SettleDamaged() error { return c.Place.settle(c.Recorded.Record) }
 
 // Remains looks for an attachment that is on no record, by its result: at the path of its
 // namespace, and on the host. lives reports that it is there; ended, that it certainly is
 // not. Neither is known of one that has no end on the host.
 func Remains(host *hostns.NetNS, path string, of record.Attachment) (lives, ended bool, err error) {
-	p, rec := &Place{Host: host}, &record.Record{Attachments: []record.Attachment{of}}
+	p := &Place{Host: host, of: &Recorded{Record: &record.Record{Attachments: []record.Attachment{of}}}}
 	ns, err := netns.Open(path)
 	if err == nil {
-		lives, err = p.hasRecorded(ns, rec)
+		lives, err = p.hasRecorded(ns)
 		if err = errors.Join(err, ns.Close()); lives || err != nil {
 			return lives, false, err
 		}
 	} // else it leads nowhere from here, which the host's ends decide about
-	return p.hostEnds(rec)
+	return p.hostEnds()
 }
 
 // hostEnds asks the host for its ends of the container's interfaces, which the results on
 // record name. lives reports that one of them exists, and the namespace of its other end
 // too; ended, that none does although there was one.
-func (p *Place) hostEnds(rec *record.Record) (lives, ended bool, err error) {
+func (p *Place) hostEnds() (lives, ended bool, err error) {
 	c, err := p.Host.Conns.Borrow(p.Host.Handle)
 	if err != nil {
 		return false, false, err
@@ -231,7 +233,7 @@ func (p *Place) hostEnds(rec *record.Record) (lives, ended bool, err error) {
 	if err != nil {
 		return false, false, err
 	}
-	for n := range rec.Present() {
+	for n := range p.of.Record.Present() {
 		for _, end := range endsOf(n) {
 			stays := false // it is the bridge, or another device that stays on the host
 			for _, l := range all {

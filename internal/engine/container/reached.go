@@ -45,36 +45,36 @@ var doubts = map[Reached]error{
 const EndsWithin = time.Second
 
 // doubt returns why the container may live, if it was reached in one of these ways.
-func (c *Container) doubt(among ...Reached) error {
-	if !slices.Contains(among, c.Place.Reached) {
+func (p *Place) doubt(among ...Reached) error {
+	if !slices.Contains(among, p.Reached) {
 		return nil
 	}
-	return fmt.Errorf("%s: %w", c.Recorded.Record.NetNS.Path, doubts[c.Place.Reached])
+	return fmt.Errorf("%s: %w", p.of.Record.NetNS.Path, doubts[p.Reached])
 }
 
 // Uncertain returns an error if it is unknown whether the recorded namespace is
 // alive. Then nothing is removed unless the caller asks for it, and no DEL runs
 // in the namespace.
-func (c *Container) Uncertain() error { return c.doubt(Unsure) }
+func (p *Place) Uncertain() error { return p.doubt(Unsure) }
 
 // Undecided returns an error if Recover must leave the container as it is.
-func (c *Container) Undecided() error { return c.doubt(Unsure, LetGo) }
+func (p *Place) Undecided() error { return p.doubt(Unsure, LetGo) }
 
 // IsAbandoned reports whether only this library still keeps the recorded
 // namespace, if it exists at all: the recorded path no longer leads there, and
 // no visible process is in it. A path that was recorded in another mount or PID
 // namespace may still lead there.
-func (c *Container) IsAbandoned() bool {
-	if c.Recorded.Record == nil || c.Recorded.Damaged {
+func (p *Place) IsAbandoned() bool {
+	if p.of.Record == nil || p.of.Damaged {
 		return false
 	}
-	switch c.Place.Reached {
+	switch p.Reached {
 	case ByPath, ByProcess, Unsure:
 		return false
 	case ByPin:
-		return c.Place.isRecordedHere(c.Recorded.Record) && !c.Place.isInhabited()
+		return p.isRecordedHere() && !p.isInhabited()
 	case Elsewhere:
-		return c.Place.isRecordedHere(c.Recorded.Record)
+		return p.isRecordedHere()
 	}
 	return true
 }
@@ -82,20 +82,20 @@ func (c *Container) IsAbandoned() bool {
 // OutOfReach returns why a container on record cannot be compared with the kernel, or
 // nil if it can. gone reports that it is certainly dead. The recorded namespaces are
 // open.
-func (c *Container) OutOfReach() (gone bool, why error) {
+func (p *Place) OutOfReach() (gone bool, why error) {
 	switch {
-	case c.Recorded.Damaged:
+	case p.of.Damaged:
 		return false, fmt.Errorf("it may live, and its record is damaged, so that it cannot be checked; call Remove if it is gone: %w", record.ErrBad)
-	case c.Place.Rebooted:
+	case p.Rebooted:
 		return true, errors.New("it was attached before the machine was rebooted")
-	case doubts[c.Place.Reached] != nil:
-		return false, c.doubt(c.Place.Reached)
-	case c.Place.Gone():
-		return true, fmt.Errorf("%s: its network namespace is gone", c.Recorded.Record.NetNS.Path)
-	case c.Place.HostGone:
-		return false, fmt.Errorf("the namespace %s that its plugins ran in is gone: %w", c.Recorded.RecordedHost(), ErrHostNetNS)
-	case c.IsAbandoned():
-		return false, fmt.Errorf("%s no longer leads to its namespace, which is kept at %s: %w", c.Recorded.Record.NetNS.Path, c.Place.Path, hostns.ErrInvalid)
+	case doubts[p.Reached] != nil:
+		return false, p.doubt(p.Reached)
+	case p.Gone():
+		return true, fmt.Errorf("%s: its network namespace is gone", p.of.Record.NetNS.Path)
+	case p.HostGone:
+		return false, fmt.Errorf("the namespace %s that its plugins ran in is gone: %w", p.of.RecordedHost(), ErrHostNetNS)
+	case p.IsAbandoned():
+		return false, fmt.Errorf("%s no longer leads to its namespace, which is kept at %s: %w", p.of.Record.NetNS.Path, p.Path, hostns.ErrInvalid)
 	}
 	return false, nil
 }

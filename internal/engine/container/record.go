@@ -17,16 +17,17 @@ type Recorded struct {
 	ID      record.ID
 	Record  *record.Record // nil: there is none, or not yet
 	Damaged bool           // Record is only the legible part
+	Keeps   bool           // Erase keeps the recorded namespace; see KeepNetNS
 
-	records *record.Store
 	pending *record.Pending    // Record, on its way to the disk
 	coming  *plainfile.Unnamed // for the first Record
+	in      *Store
 }
 
 // Load reads the record. It keeps the legible part of a damaged one, and returns that
 // error as damage. A record that is newer or cannot be read is an error.
 func (r *Recorded) Load() (damage, err error) {
-	rec, err := r.records.Load(r.ID)
+	rec, err := r.in.Records.Load(r.ID)
 	if err != nil && !errors.Is(err, record.ErrBad) {
 		return nil, err
 	}
@@ -53,11 +54,11 @@ func described(id, path string) string {
 }
 
 // PrepareRecord begins to make the file of the container's first record.
-func (r *Recorded) PrepareRecord() { r.coming = r.records.Prepare() }
+func (r *Recorded) PrepareRecord() { r.coming = r.in.Records.Prepare() }
 
 // Begin writes a record before the first plugin runs.
 func (r *Recorded) Begin(rec *record.Record, survives record.Survival) (err error) {
-	if r.pending, err = r.records.BeginAs(rec, survives, r.coming); err == nil {
+	if r.pending, err = r.in.Records.BeginAs(rec, survives, r.coming); err == nil {
 		r.Record = rec
 	}
 	return err
@@ -72,7 +73,7 @@ func (r *Recorded) Note(e record.Entry) error {
 	if r.Record == nil {
 		return nil
 	}
-	return r.records.Append(r.Record, e)
+	return r.in.Records.Append(r.Record, e)
 }
 
 // EnterRecorded opens the recorded namespaces where they are found now, if they are.
@@ -88,16 +89,16 @@ func (c *Container) EnterRecorded(mustStop bool) error {
 	if c.Place.Rebooted = c.Recorded.Record.Boot != now; c.Place.Rebooted {
 		return nil
 	}
-	if err := c.Place.reach(c.Recorded.Record, c.in.Pins.openPath(c.Recorded.ID)); err != nil {
+	if err := c.Place.reach(c.in.Pins.openPath(c.Recorded.ID)); err != nil {
 		return err
 	}
 	if err := c.EnterHost(mustStop); err != nil {
 		return err
 	}
-	if err := c.Place.settle(c.Recorded.Record); err != nil {
+	if err := c.Place.Settle(); err != nil {
 		return err
 	}
-	if unknown := c.Uncertain(); unknown != nil {
+	if unknown := c.Place.Uncertain(); unknown != nil {
 		c.in.Logger.Warn("nothing is done inside the container's network namespace", "container", c.Recorded.ID, "reason", unknown)
 	}
 	return nil
@@ -119,7 +120,7 @@ func (c *Container) NewRecord(owner string) (*record.Record, error) {
 	}
 	rec := &record.Record{
 		Runtime: self, Life: c.in.Life(), PIDNS: c.in.PIDNS,
-		ContainerID: c.Recorded.ID, Owner: owner, Boot: boot, Host: c.Place.Host.String(), HostPath: c.hostPath(), Since: time.Now().UTC(),
+		ContainerID: c.Recorded.ID, Owner: owner, Boot: boot, Host: c.Place.Host.String(), HostPath: c.in.hostPath(c.Place.Host), Since: time.Now().UTC(),
 	}
 	if before := c.Recorded.Record; before != nil {
 		rec.Generation, rec.PluginID = before.Generation, before.PluginID
@@ -145,37 +146,37 @@ func (c *Container) NewRecord(owner string) (*record.Record, error) {
 // Erase stops keeping the namespace alive and deletes the record, in this order, so
 // that a crash or a failure in between leaves a record, and never a pin without one. If
 // the namespace outlives the attachments, the record stays for it alone; see KeepNetNS.
-func (c *Container) Erase() error {
-	if c.keeps {
-		return c.empty()
+func (r *Recorded) Erase() error {
+	if r.Keeps {
+		return r.empty()
 	}
-	if err := c.letGo(); err != nil {
+	if err := r.letGo(); err != nil {
 		return err
 	}
-	if err := c.in.Records.Delete(c.Recorded.ID); err != nil {
+	if err := r.in.Records.Delete(r.ID); err != nil {
 		return err
 	}
-	return c.eraseOrigin()
+	return r.eraseOrigin()
 }
 
 // eraseOrigin deletes the record under the ID that plugins know, if that is another: a
 // pool's container was on record under it until its own record was on the disk.
-func (c *Container) eraseOrigin() error {
-	if id := record.ID(c.Recorded.PluginID()); id != c.Recorded.ID {
-		return c.in.Records.Delete(id)
+func (r *Recorded) eraseOrigin() error {
+	if id := record.ID(r.PluginID()); id != r.ID {
+		return r.in.Records.Delete(id)
 	}
 	return nil
 }
 
 // empty replaces the record by one without attachments.
-func (c *Container) empty() error {
-	rec := *c.Recorded.Record
+func (r *Recorded) empty() error {
+	rec := *r.Record
 	rec.PluginID, rec.Warm, rec.LetGo, rec.Attachments = "", false, nil, nil
-	if err := c.in.Records.Begin(&rec); err != nil {
+	if err := r.in.Records.Begin(&rec); err != nil {
 		return err
 	}
-	err := c.eraseOrigin()
-	c.Recorded.Record = &rec
+	err := r.eraseOrigin()
+	r.Record = &rec
 	return err
 }
 
@@ -184,63 +185,61 @@ func (c *Container) empty() error {
 // attaches the container there again, and its processes may be in it. The record says so
 // from then on. kept is false if it is another namespace.
 func (c *Container) KeepNetNS(at Place) (kept bool, err error) {
-	if !c.isOurs() || c.MakesNetNS() || at.NetNS == nil || at.NetNS.ID() != c.Recorded.Record.NetNS.ID() {
+	if !c.Recorded.isOurs() || c.MakesNetNS() || at.NetNS == nil || at.NetNS.ID() != c.Recorded.Record.NetNS.ID() {
 		return false, nil
 	}
-	c.keeps = true
-	return true, c.setInUse(true)
+	c.Recorded.Keeps = true
+	return true, c.Recorded.setInUse(true)
 }
 
 // KeepInhabited is KeepNetNS for a namespace that the record says is in use, if that is so:
 // a process is in it, or may be.
 func (c *Container) KeepInhabited() (kept bool) {
-	c.keeps = c.isOurs() && c.Recorded.Record.NetNS.InUse && c.Place.NetNS != nil && c.Place.isInhabited()
-	return c.keeps
+	c.Recorded.Keeps = c.Recorded.KeepInUse() && c.Place.NetNS != nil && c.Place.isInhabited()
+	return c.Recorded.Keeps
 }
 
 // KeepInUse is KeepNetNS for a namespace that the record says is in use.
-func (c *Container) KeepInUse() (kept bool) {
-	c.keeps = c.isOurs() && c.Recorded.Record.NetNS.InUse
-	return c.keeps
+func (r *Recorded) KeepInUse() (kept bool) {
+	r.Keeps = r.isOurs() && r.Record.NetNS.InUse
+	return r.Keeps
 }
 
 // EndUse notes that the namespace goes with the attachments.
-func (c *Container) EndUse() error {
-	if !c.isOurs() {
+func (r *Recorded) EndUse() error {
+	if !r.isOurs() {
 		return nil
 	}
-	return c.setInUse(false)
+	return r.setInUse(false)
 }
-
-// KeepsNetNS reports whether Erase keeps the namespace.
-func (c *Container) KeepsNetNS() bool { return c.keeps }
 
 // isOurs reports whether this library has made the recorded namespace, in this boot.
-func (c *Container) isOurs() bool {
-	return c.Recorded.Record != nil && !c.Recorded.Damaged && !c.Place.Rebooted && c.Recorded.Record.NetNS.Ours
+func (r *Recorded) isOurs() bool {
+	boot, err := r.in.BootID()
+	return err == nil && r.Record != nil && !r.Damaged && r.Record.Boot == boot && r.Record.NetNS.Ours
 }
 
-func (c *Container) setInUse(yes bool) error {
-	if c.Recorded.Record.NetNS.InUse == yes {
+func (r *Recorded) setInUse(yes bool) error {
+	if r.Record.NetNS.InUse == yes {
 		return nil
 	}
-	if err := c.Recorded.Note(record.Entry{InUse: &yes}); err != nil {
+	if err := r.Note(record.Entry{InUse: &yes}); err != nil {
 		return err
 	}
-	c.Recorded.Record.NetNS.InUse = yes
+	r.Record.NetNS.InUse = yes
 	return nil
 }
 
 // letGo stops keeping the namespace alive, and deletes one that was made for the
 // container.
-func (c *Container) letGo() error {
-	if err := c.Unpin(); err != nil {
+func (r *Recorded) letGo() error {
+	if err := r.Unpin(); err != nil {
 		return err
 	}
-	if c.Recorded.Record != nil && c.Recorded.Record.NetNS.Ours {
-		boot, err := c.in.BootID()
+	if r.Record != nil && r.Record.NetNS.Ours {
+		boot, err := r.in.BootID()
 		if err == nil {
-			err = removeOurs(c.Recorded.Record.NetNS, c.Recorded.Record.Boot == boot)
+			err = removeOurs(r.Record.NetNS, r.Record.Boot == boot)
 		}
 		if err != nil {
 			return err

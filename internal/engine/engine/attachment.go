@@ -84,7 +84,7 @@ func (a *attachment) isAlive(all attachments) (bool, error) {
 	if a.described().MadeInterface() { // an interface that was never made cannot be missing
 		ifName = a.plan.IfName
 	}
-	live, err := a.op.c.Lives(a.plan.NetNS, ifName)
+	live, err := a.op.c.Place.Lives(a.plan.NetNS, ifName)
 	if a.plan.IfName != "lo" || !live || err != nil {
 		return live, err
 	}
@@ -241,7 +241,7 @@ func (a *attachment) runner() *runner.Runner {
 	if a.op.c.Place.Host != nil {
 		r.Host = a.op.c.Place.Host.Handle
 	}
-	if file := a.op.c.LockFile(); file != nil {
+	if file := a.op.c.Guard.LockFile(); file != nil {
 		r.Inherit = []*os.File{file}
 	}
 	return r
@@ -252,7 +252,7 @@ func (a *attachment) runner() *runner.Runner {
 func (a *attachment) given() contract.Given {
 	g := contract.Given{
 		Record:  hooks{a},
-		Filters: netfilter.Options{Sockets: &sockets, Held: a.op.c.LockFile(), Siblings: a.Siblings, Records: a.op.eng.Store.Records.Dir()},
+		Filters: netfilter.Options{Sockets: &sockets, Held: a.op.c.Guard.LockFile(), Siblings: a.Siblings, Records: a.op.eng.Store.Records.Dir()},
 	}
 	if a.op.c.Place.Host != nil {
 		g.Conns = &a.op.c.Place.Host.Conns

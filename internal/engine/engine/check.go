@@ -224,7 +224,7 @@ func (l *look) beginAsking(ctx context.Context, id record.ID) (*operation, attac
 	}
 	all, err := op.enterRecorded(false)
 	if err == nil {
-		_, err = op.c.OutOfReach()
+		_, err = op.c.Place.OutOfReach()
 	}
 	return op, all, err
 }

@@ -60,7 +60,7 @@ func (g *collection) collectAttachments(ctx context.Context, f record.Found) (be
 			}
 			going, stay := g.unkept(op.c.Recorded.Record)
 			if stay {
-				op.c.KeepInUse()
+				op.c.Recorded.KeepInUse()
 			}
 			return op.recorded(func(n *record.Attachment) bool { return going[n.IfName] }), len(going) > 0
 		})
@@ -109,7 +109,7 @@ func unsettledOf(op *operation, keep bool) (attachments, bool) {
 	case op.c.Recorded.Damaged:
 		return nil, false // not legible enough
 	}
-	op.c.KeepInUse()
+	op.c.Recorded.KeepInUse()
 	return op.recorded(func(n *record.Attachment) bool { return n.State == record.Deleting || n.Failures > 0 }), true
 }
 

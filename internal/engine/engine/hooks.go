@@ -41,7 +41,7 @@ func (h hooks) Before(call chain.Call, kind runner.Kind) (chain.Call, bool, erro
 	if kind == runner.Executable && call.Verb == "ADD" && call.Plugin == conflist.Loopback {
 		// The executable's DEL sets lo down, even if it was up before. Then something
 		// else uses it, so After sets it up again. The built-in plugin leaves it alone.
-		up, err := h.a.op.c.LoIsUp(h.a.plan.NetNS)
+		up, err := h.a.op.c.Place.Lo(h.a.plan.NetNS, false)
 		if up && err == nil {
 			err = contract.NoteLoWasUp(h)
 		}
@@ -77,7 +77,8 @@ func (h hooks) sharesAddresses(call chain.Call, kind runner.Kind) error {
 // After implements [runner.Attachment].
 func (h hooks) After(call chain.Call, kind runner.Kind, err error) error {
 	if kind == runner.Executable && call.Verb == "DEL" && call.Plugin == conflist.Loopback && contract.LoWasUp(h) {
-		err = Join(err, h.a.op.c.SetLoUp(h.a.plan.NetNS))
+		_, lerr := h.a.op.c.Place.Lo(h.a.plan.NetNS, true)
+		err = Join(err, lerr)
 	}
 	if err == nil {
 		h.noteDevice(call, kind)

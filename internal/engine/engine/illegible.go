@@ -111,7 +111,7 @@ func (s *setup) isTornLo(earlier attachments) bool {
 		return false
 	}
 	a := earlier[0]
-	if !isLoAlone(a.plan.Network.Config.Plugins) || !s.op.c.HasNoDevice(a.plan.NetNS, a.plan.IfName) {
+	if !isLoAlone(a.plan.Network.Config.Plugins) || !s.op.c.Place.HasNoDevice(a.plan.NetNS, a.plan.IfName) {
 		return false
 	}
 	entered, err := ledgerOf(s.op.eng).Read()

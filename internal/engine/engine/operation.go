@@ -81,7 +81,7 @@ func (eng *Engine) beginTeardown(ctx context.Context, id record.ID, how containe
 func (op *operation) lockToRemove(ctx context.Context, how container.Access) error {
 	err := op.eng.RefuseInside(ctx)
 	if err == nil {
-		err = op.c.LockForTeardown(ctx, how)
+		err = op.c.Guard.LockForTeardown(ctx, how)
 	}
 	if err != nil {
 		return Join(err, op.c.Place.Host.Close())
@@ -95,13 +95,13 @@ func (op *operation) lock(ctx context.Context, how container.Access) error {
 	if err := op.eng.RefuseInside(ctx); err != nil {
 		return err
 	}
-	return op.c.Lock(ctx, how)
+	return op.c.Guard.Lock(ctx, how)
 }
 
 // outOfReach returns why a container cannot be compared with the kernel; the state is
 // health.Compared if it can. The recorded namespaces are open.
 func (op *operation) outOfReach() (health.State, error) {
-	gone, why := op.c.OutOfReach()
+	gone, why := op.c.Place.OutOfReach()
 	switch {
 	case why == nil:
 		return health.Compared, nil

@@ -38,7 +38,7 @@ func (r reaper) Tend(file string, host *hostns.NetNS) (step leftovers.Step, err 
 		return step, host.Close() // removed since, or damaged, which Recover reports
 	}
 	op := &operation{eng: r.eng, c: r.eng.Store.New(rec.ContainerID, host)}
-	if locked, err := op.c.TryLock(); !locked { // no look waits for a lock
+	if locked, err := op.c.Guard.TryLock(); !locked { // no look waits for a lock
 		return step, Join(err, host.Close())
 	}
 	defer op.end()

@@ -148,7 +148,7 @@ func (op *operation) recallOwn() error {
 	case op.c.Recorded.Record.Shared() || op.c.Recorded.Record.Owner != "" && op.c.Recorded.Record.Owner != op.eng.opts.Owner:
 		return fmt.Errorf("record of container %s: %w", op.c.Recorded.ID, errShared)
 	default:
-		return op.c.SettleDamaged()
+		return op.c.Place.Settle()
 	}
 	return nil
 }
@@ -209,17 +209,17 @@ func anyMap(raw map[string]json.RawMessage) map[string]any {
 // alone; see [container.Container.KeepNetNS].
 func (op *operation) forget(gone attachments) error {
 	if op.c.Recorded.Record == nil {
-		return op.c.Erase() // there may be a damaged one
+		return op.c.Recorded.Erase() // there may be a damaged one
 	}
 	op.settleReleases(gone)
 	var errs []error
 	stays := !op.c.Recorded.Damaged && op.c.Recorded.Record.HasOthers(gone.names())
 	if !stays {
-		err := op.c.Erase()
+		err := op.c.Recorded.Erase()
 		if err == nil {
 			forgetHolds(op, gone)
 		}
-		if !op.c.KeepsNetNS() {
+		if !op.c.Recorded.Keeps {
 			op.c.Recorded.Record = nil
 			return err
 		}

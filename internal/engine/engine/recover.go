@@ -132,11 +132,11 @@ func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o 
 	if op.c.Recorded.Record == nil {
 		return o // removed meanwhile by another call
 	}
-	if o.ending = op.c.Place.Reached == container.Elsewhere; o.ending && !last || o.setAside(op.c.AwaitEnd(ctx, c.endBy)) {
+	if o.ending = op.c.Place.Reached == container.Elsewhere; o.ending && !last || o.setAside(op.c.Place.AwaitEnd(ctx, c.endBy)) {
 		return o
 	}
 	going := goingOf(op)
-	if err := op.c.Undecided(); err != nil && len(going) < len(op.attachments) {
+	if err := op.c.Place.Undecided(); err != nil && len(going) < len(op.attachments) {
 		o.skipped = err
 		return o
 	}

@@ -35,7 +35,7 @@ func (eng *Engine) Remove(ctx context.Context, c *Call) error {
 	if err != nil {
 		return fmt.Errorf("remove container %q: %w", c.ID, leftover(c.ID, err))
 	}
-	if err := op.c.EndUse(); err != nil { // a full disk must not keep a container attached
+	if err := op.c.Recorded.EndUse(); err != nil { // a full disk must not keep a container attached
 		op.log().Warn("note in the record that the network namespace goes too", "error", err)
 	}
 	return op.tearDown(ctx, op.attachments)
@@ -140,7 +140,7 @@ func (t *teardown) undone(ctx context.Context, a *attachment, e *Error) bool {
 		}
 		// Or it moves a device into the container, which does not exist or could not be
 		// moved.
-		if conflist.Known(typ).Makes != conflist.Moved || d.IsCallers(typ) || !a.op.c.HasNoDevice(a.plan.NetNS, a.plan.IfName) {
+		if conflist.Known(typ).Makes != conflist.Moved || d.IsCallers(typ) || !a.op.c.Place.HasNoDevice(a.plan.NetNS, a.plan.IfName) {
 			return false
 		}
 	}

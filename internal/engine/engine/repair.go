@@ -127,7 +127,7 @@ func (eng *Engine) beginRepair(ctx context.Context, id record.ID, waits bool) (*
 	if waits {
 		err = op.lock(ctx, container.Access{})
 	} else {
-		locked, err = op.c.TryLock()
+		locked, err = op.c.Guard.TryLock()
 	}
 	if !locked || err != nil {
 		return nil, Join(err, op.c.Place.Host.Close())
@@ -152,7 +152,7 @@ func recallToRepair(op *operation) error {
 	if op.attachments, err = op.enterRecorded(false); err != nil {
 		return err
 	}
-	gone, err := op.c.OutOfReach()
+	gone, err := op.c.Place.OutOfReach()
 	switch {
 	case err == nil || errors.Is(err, ErrHostNetNS):
 		return err

@@ -178,8 +178,8 @@ func (s *setup) recallAttached(ctx context.Context, wanted container.Place) (att
 		return cache{s.op}.attachments(&Call{ID: s.op.c.Recorded.ID, Path: wanted.Path, Planned: plain(s.op.eng, s.op.c.Recorded.ID)}, false)
 	case s.op.c.Recorded.Record != nil:
 		all, err := s.op.enterRecorded(false)
-		if err == nil && s.op.c.Place.Reached == container.Elsewhere && !s.op.c.IsAbandoned() {
-			err = s.op.c.AwaitEnd(ctx, time.Now().Add(container.EndsWithin))
+		if err == nil && s.op.c.Place.Reached == container.Elsewhere && !s.op.c.Place.IsAbandoned() {
+			err = s.op.c.Place.AwaitEnd(ctx, time.Now().Add(container.EndsWithin))
 		}
 		return all, err
 	}
@@ -193,7 +193,7 @@ func (s *setup) recallAttached(ctx context.Context, wanted container.Place) (att
 // leaves reports whether an attachment stays although its interface is gone:
 // another owner made it, in a live namespace, and may know why.
 func (s *setup) leaves(a *attachment) bool {
-	return s.op.c.Recorded.Record != nil && !s.op.c.Recorded.Damaged && a.plan.NetNS != "" && !s.op.c.IsAbandoned() && !a.own()
+	return s.op.c.Recorded.Record != nil && !s.op.c.Recorded.Damaged && a.plan.NetNS != "" && !s.op.c.Place.IsAbandoned() && !a.own()
 }
 
 // refuseTaken refuses to make an interface that exists but is not on this

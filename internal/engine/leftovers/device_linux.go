@@ -17,34 +17,29 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// dialed calls fn with a connection to a namespace.
+// dialed calls fn with a connection of its own to a namespace.
 func dialed(ns *netns.Handle, fn func(*links.Conn) error) error {
-	conn, err := links.Dial(ns)
-	if err != nil {
-		return err
-	}
-	return errors.Join(fn(conn), conn.Close())
+	var shared *links.Conns
+	return shared.Do(ns, fn)
 }
 
 // Identify returns the identity of an interface in the container: one that was made there,
 // on a parent that is there too, or on the host; or one that host-device has lent from the
 // host, whose alias is its name there.
 func Identify(conns *links.Conns, host, container *netns.Handle, name string, lent bool) (d *Device, err error) {
-	conn, err := conns.Borrow(container)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	l, err := conn.Link(name)
-	if err != nil {
-		return nil, err
-	}
-	d = &Device{Index: l.Index, Kind: kindOf(l), MAC: macOf(l), Parent: l.Peer.Index, OnHost: l.Peer.Elsewhere}
-	if lent {
-		d.OnHost = leadsTo(conn, l, host)
-		d.PermMAC, d.Bus, d.Dev, d.HostName = l.Hardware.MAC.String(), l.Hardware.Bus, l.Hardware.Name, l.Alias
-	}
-	return d, nil
+	err = conns.Do(container, func(conn *links.Conn) error {
+		l, err := conn.Link(name)
+		if err != nil {
+			return err
+		}
+		d = &Device{Index: l.Index, Kind: kindOf(l), MAC: macOf(l), Parent: l.Peer.Index, OnHost: l.Peer.Elsewhere}
+		if lent {
+			d.OnHost = leadsTo(conn, l, host)
+			d.PermMAC, d.Bus, d.Dev, d.HostName = l.Hardware.MAC.String(), l.Hardware.Bus, l.Hardware.Name, l.Alias
+		}
+		return nil
+	})
+	return d, err
 }
 
 // leadsTo reports whether the interface below, or at the other end, is in ns.
@@ -293,16 +288,15 @@ func (t *Target) onHost() (items []Item, missing bool, err error) {
 // elsewhere looks for the device in the namespaces of all threads that can be
 // seen: a container's root may have moved it into one of its own.
 func (t *Target) elsewhere() (found []Item, err error) {
-	seen := map[string]bool{}
-	_, err = proc.EachTask("/proc", func(thread proc.Task) (more bool) {
-		name, err := os.Readlink(thread.NetNS())
-		if err != nil || seen[name] {
-			return true // the thread has ended, or its namespace has been looked into
-		}
-		seen[name] = true
-		ns, err := netns.Open(thread.NetNS())
-		if err != nil {
+	seen := map[uint64]bool{}
+	_, err = proc.Scan("/proc", proc.Thread, func(thread proc.Ref) (more bool) {
+		if seen[thread.Inode] {
 			return true
+		}
+		seen[thread.Inode] = true
+		ns, err := netns.Open(thread.Path)
+		if err != nil {
+			return true // the thread has ended
 		}
 		if ns.ID() != t.Host.ID() && (t.Container == nil || ns.ID() != t.Container.ID()) {
 			found = t.within(ns)

@@ -51,7 +51,7 @@ func LetGo(c *container.Container, all []*Attachment, logger *slog.Logger) (left
 		logger.Info("stopped keeping the network namespace of an abandoned container",
 			"container", c.Recorded.ID, "path", c.Recorded.Record.NetNS.Path)
 	}
-	if err := c.Unpin(); err != nil {
+	if err := c.Recorded.Unpin(); err != nil {
 		return nil, err
 	}
 	return c.Place.Host.Lasting(c.Recorded.Record.LetGo.Ends)

@@ -14,24 +14,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RefKind is the way in which a reference keeps a namespace alive.
+// RefKind is what keeps a namespace alive.
 type RefKind int
 
 const (
-	Thread     RefKind = 1 << iota // a thread is in it
-	Mount                          // it is mounted somewhere
-	Descriptor                     // a process has it open
-
-	Any = Thread | Mount | Descriptor
+	Thread RefKind = iota // a thread is in it
+	Any                   // or it is mounted somewhere, or a process has it open
 )
 
 // Ref is a reference to a network namespace.
 type Ref struct {
-	Kind  RefKind
 	Inode uint64 // of the namespace
-	Task  Task   // that is in it, sees the mount, or has the descriptor
-	Path  string // leads to it, through Task's directory in /proc
-	At    string // of a mount: its path in Task's mount namespace
+	Path  string // leads to it, through a thread's directory in /proc
 }
 
 // Scan calls f with each reference to a network namespace, until f returns false: with all
@@ -45,7 +39,7 @@ func Scan(proc string, of RefKind, f func(Ref) (more bool)) (complete bool, err 
 	}
 	s := scan{of: of, seen: map[string]bool{}, device: uint64(own.Dev), f: f}
 	unread := false
-	complete, err = EachTask(proc, func(t Task) bool {
+	complete, err = eachTask(proc, func(t Task) bool {
 		err := s.through(t)
 		unread = unread || err != nil
 		return !s.stopped
@@ -77,7 +71,7 @@ func (s *scan) through(t Task) (err error) {
 		return err
 	}
 	if inode, ok := inodeOf(own); ok {
-		s.found(Ref{Kind: Thread, Inode: inode, Task: t, Path: t.NetNS()})
+		s.found(Ref{inode, t.NetNS()})
 	}
 	if s.of == Thread {
 		return nil
@@ -100,7 +94,7 @@ func (s *scan) through(t Task) (err error) {
 		path := filepath.Join(t.Dir, "fd", fd.Name())
 		inode, ok, oerr := s.open(path)
 		if ok {
-			s.found(Ref{Kind: Descriptor, Inode: inode, Task: t, Path: path})
+			s.found(Ref{inode, path})
 		} else if oerr != nil && !Gone(oerr) { // else it is closed by now
 			err = errors.Join(err, oerr)
 		}
@@ -133,7 +127,7 @@ func (s *scan) mounts(t Task) error {
 		return nil // the thread is ending, and has left its mount namespace
 	}
 	for _, m := range all {
-		s.found(Ref{Kind: Mount, Inode: m.inode, Task: t, Path: filepath.Join(t.Dir, "root", m.at), At: m.at})
+		s.found(Ref{m.inode, filepath.Join(t.Dir, "root", m.at)})
 	}
 	return err
 }
@@ -219,11 +213,11 @@ func (t Task) Leads() bool { return t.PID == t.TID }
 // NetNS returns the path of the thread's network namespace.
 func (t Task) NetNS() string { return filepath.Join(t.Dir, "ns/net") }
 
-// EachTask calls f with every thread below proc, a process's leading one before its
+// eachTask calls f with every thread below proc, a process's leading one before its
 // others, until f returns false. It skips processes that end meanwhile, and
 // those whose threads may not be listed; complete is false if there was one of
 // the latter. It takes some microseconds for each process and each thread.
-func EachTask(proc string, f func(Task) (more bool)) (complete bool, err error) {
+func eachTask(proc string, f func(Task) (more bool)) (complete bool, err error) {
 	pids, err := Numbers(proc)
 	if err != nil {
 		return false, err

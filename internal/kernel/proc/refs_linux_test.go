@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -78,10 +79,14 @@ func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
 	}
 	threads := 0
 	expect.Value(Scan(dir, Thread, func(r Ref) bool {
-		threads += int(r.Kind)
+		if strings.HasSuffix(r.Path, "/ns/net") {
+			threads++
+		} else {
+			t.Errorf("beside threads: %+v", r)
+		}
 		return true
 	}))(t)
-	expect.Same(t, "threads alone", threads, 4*int(Thread))
+	expect.Same(t, "threads alone", threads, 4)
 	// A process that has ended does not count, but one that may not be
 	// inspected does.
 	for _, more := range []struct {
@@ -99,8 +104,8 @@ func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
 	}
 }
 
-// TestScanNamesTheKindOfEachReference, and the path of a mount in its own namespace.
-func TestScanNamesTheKindOfEachReference(t *testing.T) {
+// TestScanNamesTheNamespaceOfEachReference, of a descriptor too that was opened through a mount.
+func TestScanNamesTheNamespaceOfEachReference(t *testing.T) {
 	const link = "net:[7]"
 	dir := proc(t, map[string]string{
 		"1/task/1/ns/net": link, "1/task/1/ns/mnt": "mnt:[1]", "1/task/1/fd/3": link,
@@ -110,18 +115,13 @@ func TestScanNamesTheKindOfEachReference(t *testing.T) {
 	var got []Ref
 	complete, err := Scan(dir, Any, func(r Ref) bool {
 		r.Path, _ = filepath.Rel(dir, r.Path)
-		r.Task.Dir = ""
 		got = append(got, r)
 		return true
 	})
-	task := Task{PID: 1, TID: 1}
 	var own unix.Stat_t
 	expect.NoError(t, unix.Stat("/proc/thread-self/ns/net", &own))
 	want := []Ref{
-		{Kind: Thread, Inode: 7, Task: task, Path: "1/task/1/ns/net"},
-		{Kind: Mount, Inode: 7, Task: task, Path: "1/task/1/root/run/x", At: "/run/x"},
-		{Kind: Descriptor, Inode: 7, Task: task, Path: "1/task/1/fd/3"},
-		{Kind: Descriptor, Inode: own.Ino, Task: task, Path: "1/task/1/fd/4"},
+		{7, "1/task/1/ns/net"}, {7, "1/task/1/root/run/x"}, {7, "1/task/1/fd/3"}, {own.Ino, "1/task/1/fd/4"},
 	}
 	if !complete || err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %+v, %v, %v, want %+v", got, complete, err, want)
@@ -133,7 +133,7 @@ func TestEachFindsThisThread(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var ours []Task
-	expect.Value(EachTask("/proc", func(task Task) bool {
+	expect.Value(eachTask("/proc", func(task Task) bool {
 		if task.PID == os.Getpid() {
 			ours = append(ours, task)
 		}
@@ -163,7 +163,7 @@ func TestEachSkipsEndedTasks(t *testing.T) {
 		expect.NoError(t, os.MkdirAll(filepath.Join(proc, dir), 0o700))
 	}
 	var seen []Task
-	complete, err := EachTask(proc, func(task Task) bool {
+	complete, err := eachTask(proc, func(task Task) bool {
 		task.Dir, _ = filepath.Rel(proc, task.Dir)
 		seen = append(seen, task)
 		return true
@@ -176,14 +176,14 @@ func TestEachSkipsEndedTasks(t *testing.T) {
 		t.Errorf("got %v, want %v", seen, want)
 	}
 	calls := 0
-	if _, err := EachTask(proc, func(Task) bool { calls++; return false }); err != nil || calls != 1 {
+	if _, err := eachTask(proc, func(Task) bool { calls++; return false }); err != nil || calls != 1 {
 		t.Errorf("%d calls, %v", calls, err)
 	}
-	if complete, err := EachTask(filepath.Join(proc, "no"), func(Task) bool { return true }); complete || !Gone(err) {
+	if complete, err := eachTask(filepath.Join(proc, "no"), func(Task) bool { return true }); complete || !Gone(err) {
 		t.Errorf("without a directory: %v, %v", complete, err)
 	}
 	expect.NoError(t, os.WriteFile(filepath.Join(proc, "2", "task"), nil, 0o600))
-	if complete, err := EachTask(proc, func(Task) bool { return true }); complete || err != nil {
+	if complete, err := eachTask(proc, func(Task) bool { return true }); complete || err != nil {
 		t.Errorf("with threads that cannot be listed: %v, %v", complete, err)
 	}
 }
