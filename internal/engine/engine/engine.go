@@ -90,7 +90,7 @@ var sockets nft.Pool
 // NewEngine returns an engine, which shares with the previous one what both know.
 func NewEngine(o Options, networks []*Network, previous *Engine) *Engine {
 	s := &Engine{opts: o, networks: networks, parsed: &conflist.Cache{}}
-	env := invoke.Environ(os.Environ(), o.EnvAllow, nil)
+	env := invoke.Environ(os.Environ(), o.EnvAllow)
 	s.Own = canonical(filepath.Join(o.StateDir, "embedcni"))
 	recordDir := canonical(cmp.Or(o.RecordDir, filepath.Join(s.Own, "attachments")))
 	var shared *container.Store

@@ -11,37 +11,30 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Environ filters an environment for a plugin. The result has PATH, the
-// variables of base that allow names, and the CNI protocol's variables of
-// cniVars, and nothing else. A daemon's environment contains tokens and
-// passwords, and a plugin is a foreign program.
+// Environ filters an environment for plugins. The result has PATH and the
+// variables of base that allow names, and nothing else. A daemon's environment
+// contains tokens and passwords, and a plugin is a foreign program.
 //
-// An entry of allow is a name, or a prefix followed by "*". The protocol's
-// variables come only from cniVars, whatever allow contains: inherited ones, for
+// An entry of allow is a name, or a prefix followed by "*". The variables of the
+// CNI protocol are dropped, whatever allow contains: inherited ones, for
 // instance of a runtime that a plugin has started, belong to another request.
-// cniVars may have other variables, as libcni's do; they are dropped.
 //
 // The last of several values of a name wins. The result is sorted, so that it
 // can be compared and logged. If PATH is missing or empty, a default is added
 // (on Unix), because plugins run iptables, tc and others by name.
-func Environ(base, allow, cniVars []string) []string {
+func Environ(base, allow []string) []string {
 	fold := func(name string) string { return name }
 	if runtime.GOOS == "windows" {
 		fold = strings.ToUpper // names that differ in case are the same there
 	}
 	vars := map[string]string{} // folded name → entry
-	collect := func(from []string, wanted func(name string) bool) {
-		for _, entry := range from {
-			name, _, ok := strings.Cut(entry, "=")
-			if name = fold(name); ok && name != "" && wanted(name) {
-				vars[name] = entry
-			}
+	for _, entry := range base {
+		name, _, ok := strings.Cut(entry, "=")
+		name = fold(name)
+		if ok && name != "" && !isProtocol(name) && (name == "PATH" || isAllowed(name, allow, fold)) {
+			vars[name] = entry
 		}
 	}
-	collect(base, func(name string) bool {
-		return !isProtocol(name) && (name == "PATH" || isAllowed(name, allow, fold))
-	})
-	collect(cniVars, isProtocol)
 	if _, value, _ := strings.Cut(vars["PATH"], "="); value == "" {
 		// Empty would mean the current directory.
 		delete(vars, "PATH")
