@@ -280,7 +280,7 @@ func earlier(op *operation) (sources []Source) {
 			continue
 		}
 		ports := RecordedMappings(n)
-		if result := chain.Decode(n.Result); result != nil && len(ports) > 0 && chain.Walkable(result) == nil {
+		if result := chain.Decode(n.Result); result != nil && len(ports) > 0 {
 			sources = append(sources, Source{n.Network, n.IfName, result, ports})
 		}
 	}
