@@ -22,10 +22,12 @@ type files struct {
 // await is the watch of one file.
 type await struct {
 	waiting int
-	stop    context.CancelFunc
-	ended   chan struct{} // closed when the file exists, or err is set
-	err     error         // why it is not noticed when the file appears
+	ctx     context.Context         // ends with errAppeared, or why it is not noticed when the file appears
+	end     context.CancelCauseFunc // the first cause counts
 }
+
+// errAppeared: the file exists.
+var errAppeared = errors.New("the file exists")
 
 // settled is how long a directory must rest before it is looked at again.
 const settled = 10 * time.Millisecond
@@ -38,8 +40,11 @@ func (f *files) wait(ctx context.Context, path string, draining <-chan struct{})
 	a := f.join(path)
 	defer f.leave(path, a)
 	select {
-	case <-a.ended:
-		return a.err
+	case <-a.ctx.Done():
+		if why := context.Cause(a.ctx); !errors.Is(why, errAppeared) {
+			return why
+		}
+		return nil
 	case <-draining:
 		return errDraining
 	case <-ctx.Done():
@@ -65,13 +70,13 @@ func (f *files) join(path string) *await {
 	defer f.mu.Unlock()
 	a := f.awaits[path]
 	if a == nil {
-		ctx, stop := context.WithCancel(context.Background())
-		a = &await{stop: stop, ended: make(chan struct{})}
+		a = &await{}
+		a.ctx, a.end = context.WithCancelCause(context.Background())
 		if f.awaits == nil {
 			f.awaits = map[string]*await{}
 		}
 		f.awaits[path] = a
-		go a.run(ctx, path)
+		go a.run(path)
 	}
 	a.waiting++
 	return a
@@ -81,45 +86,33 @@ func (f *files) join(path string) *await {
 func (f *files) leave(path string, a *await) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	a.waiting--
-	if a.waiting == 0 {
-		a.stop()
+	if a.waiting--; a.waiting == 0 {
+		a.end(nil)
 	}
-	if f.awaits[path] == a && (a.waiting == 0 || a.done()) {
+	if f.awaits[path] == a && a.ctx.Err() != nil {
 		delete(f.awaits, path) // the next call begins a watch of its own
 	}
 }
 
-func (a *await) done() bool {
-	select {
-	case <-a.ended:
-		return true
-	default:
-		return false
-	}
-}
-
-// run watches until the file exists or ctx ends.
-func (a *await) run(ctx context.Context, path string) {
-	defer close(a.ended)
-	defer a.stop()
+// run watches until the file exists or nobody waits any more.
+func (a *await) run(path string) {
 	watch := &confwatch.Watch{
 		Sources: func() []confwatch.Source { return []confwatch.Source{{Path: path}} },
 		Look: func() {
-			if there, err := exists(path); there || err != nil {
-				a.err = err
-				a.stop()
+			if there, err := exists(path); err != nil {
+				a.end(err)
+			} else if there {
+				a.end(errAppeared)
 			}
 		},
 		Failed: func(err error) {
 			if err != nil { // the Watch tries again, but a caller should rather know
-				a.err = tryLater("readiness file %s: %v", path, err)
-				a.stop()
+				a.end(tryLater("readiness file %s: %v", path, err))
 			}
 		},
 		Settle: settled,
 	}
-	if err := watch.Run(ctx); err != nil && a.err == nil {
-		a.err = tryLater("readiness file %s: %v", path, err)
+	if err := watch.Run(a.ctx); err != nil {
+		a.end(tryLater("readiness file %s: %v", path, err))
 	}
 }
