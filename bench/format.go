@@ -7,35 +7,25 @@ import (
 	"strings"
 )
 
-// digits formats a number with three digits, or all of those before the point,
-// and never with an exponent.
+// digits formats a number that is not negative with three digits, of which at most three
+// are behind the point, or all of those before the point, and never with an exponent.
 func digits(v float64) string {
-	switch size := math.Abs(v); {
-	case math.IsInf(v, 0) || math.IsNaN(v):
-		return "∞"
-	case size >= 999.5:
+	if v >= 999.5 {
 		return thousands(int(math.Round(v)))
-	case size < 0.0005:
-		return "0"
-	case size < 1:
-		return trimZeros(strconv.FormatFloat(v, 'f', 3, 64))
 	}
-	places := 2 - int(math.Floor(math.Log10(math.Abs(v))+1e-12))
-	return trimZeros(strconv.FormatFloat(v, 'f', places, 64))
-}
-
-func trimZeros(s string) string {
-	if strings.Contains(s, ".") {
-		s = strings.TrimRight(strings.TrimRight(s, "0"), ".")
+	places := 3
+	if v >= 1 {
+		places = 2 - int(math.Floor(math.Log10(v)+1e-12))
 	}
-	return s
+	text := strconv.FormatFloat(v, 'f', places, 64)
+	if strings.Contains(text, ".") {
+		text = strings.TrimRight(strings.TrimRight(text, "0"), ".")
+	}
+	return text
 }
 
 // thousands formats a number with separators.
 func thousands(n int) string {
-	if n < 0 {
-		return "-" + thousands(-n)
-	}
 	if n < 1000 {
 		return fmt.Sprint(n)
 	}
@@ -44,12 +34,12 @@ func thousands(n int) string {
 
 // micros formats a duration in microseconds, or a missing one.
 func micros(v float64) string {
-	switch size := math.Abs(v); {
+	switch {
 	case v == 0:
 		return "–"
-	case size >= 999_500:
+	case v >= 999_500:
 		return digits(v/1e6) + " s"
-	case size >= 999.5:
+	case v >= 999.5:
 		return digits(v/1e3) + " ms"
 	}
 	return digits(math.Round(v)) + " µs"

@@ -162,7 +162,7 @@ func goCommand(ctx context.Context, dir string, args ...string) (string, error) 
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return "", fmt.Errorf("go %s: %w: %s", args[0], err, lastLines(stderr.String(), 10))
+		return "", fmt.Errorf("go %s: %w: %s", args[0], err, strings.TrimSpace(stderr.String()))
 	}
 	return stdout.String(), nil
 }
@@ -180,13 +180,4 @@ func plainFlags(flags string) string {
 		}
 	}
 	return strings.Join(kept, " ")
-}
-
-// lastLines returns the end of text on one line. Tools report the cause there.
-func lastLines(text string, n int) string {
-	lines := strings.Split(strings.TrimSpace(text), "\n")
-	if omitted := len(lines) - n; omitted > 0 {
-		lines = append([]string{fmt.Sprintf("(%d lines omitted)", omitted)}, lines[omitted:]...)
-	}
-	return strings.Join(lines, "; ")
 }

@@ -164,11 +164,6 @@ func TestPlainFlags(t *testing.T) {
 	expect.Same(t, "plainFlags", plainFlags(in), "-mod=mod -tags=raceway")
 }
 
-func TestLastLines(t *testing.T) {
-	expect.Same(t, "lastLines", lastLines("a\nb\nc\n", 2), "(1 lines omitted); b; c")
-	expect.Same(t, "lastLines", lastLines("a\n", 2), "a")
-}
-
 // TestRequiredByTheCallersModule: a module outside the checkout that lists the plugins
 // as tools.
 func TestRequiredByTheCallersModule(t *testing.T) {

@@ -103,36 +103,35 @@ func (b *Backend) Add(ctx context.Context, r *server.Request) (types.Result, err
 	if err != nil {
 		return nil, refused(err)
 	}
-	result, err := b.setUp(ctx, r, all)
-	if err == nil && b.options.OnStatus != nil {
-		err = b.options.OnStatus(ctx, r, statusOf(all, result))
-		if err != nil {
-			err = errors.Join(fmt.Errorf("network status: %w", err), b.undo(ctx, r, all))
-		}
-	}
-	if err != nil {
-		return nil, refused(err)
-	}
-	i := slices.IndexFunc(all, func(n network) bool { return n.isDefault })
-	return result.Raw()[max(i, 0)], nil
-}
-
-// setUp attaches networks in order.
-func (b *Backend) setUp(ctx context.Context, r *server.Request, all []network) (*cni.Result, error) {
 	metadata := map[string]string{keyNetwork: r.Network, keyIfName: r.IfName}
 	if r.Began != "" {
 		metadata[keyBegan] = r.Began
 	}
 	result, err := b.runtime.SetupSerially(ctx, r.ContainerID, r.NetNS, options(r, all, cni.WithMetadata(metadata))...)
 	if err != nil {
-		return nil, err
+		return nil, refused(err)
 	}
+	if err := b.accept(ctx, r, all, result); err != nil {
+		return nil, refused(errors.Join(err, b.undo(ctx, r, all)))
+	}
+	i := slices.IndexFunc(all, func(n network) bool { return n.isDefault })
+	return result.Raw()[max(i, 0)], nil
+}
+
+// accept returns an error if the networks must be detached again.
+func (b *Backend) accept(ctx context.Context, r *server.Request, all []network, result *cni.Result) error {
 	for i, n := range all {
 		if err := n.routes.verify(result.Raw()[i]); err != nil {
-			return nil, errors.Join(fmt.Errorf("network %q: %w", n.name, err), b.undo(ctx, r, all))
+			return fmt.Errorf("network %q: %w", n.name, err)
 		}
 	}
-	return result, nil
+	if b.options.OnStatus == nil {
+		return nil
+	}
+	if err := b.options.OnStatus(ctx, r, statusOf(all, result)); err != nil {
+		return fmt.Errorf("network status: %w", err)
+	}
+	return nil
 }
 
 // options are those of a Setup, or of the Remove of a container that is not on record.

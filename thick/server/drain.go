@@ -176,12 +176,12 @@ func (d *drain) endedBy(e *delqueue.Entry, c *call) (rest []Attachment, err erro
 			rest = append(rest, a)
 			continue
 		}
-		of := delqueue.Attachment{}
-		if of.Added, err = delqueue.ParseMoment(a.Began); err != nil {
+		added, err := delqueue.ParseMoment(a.Began)
+		if err != nil {
 			return nil, reason(err.Error())
 		}
-		of.NetNS, _ = namespaceAt(a.NetNS)
-		if ends, why := e.Ends(of, d.boot); !ends {
+		ns, _ := namespaceAt(a.NetNS)
+		if ends, why := e.Ends(added, ns, d.boot); !ends {
 			return nil, reason(why)
 		}
 	}

@@ -35,13 +35,14 @@ func newGate(concurrent, queued int, draining <-chan struct{}) *gate {
 }
 
 // enter waits for ready, if there is one, and then for a slot. leave gives the slot back.
+// See refusal for its errors.
 func (g *gate) enter(ctx context.Context, add bool, ready func(context.Context) error) (leave func(), err error) {
 	slots, draining := g.others, (<-chan struct{})(nil)
 	if add {
 		slots, draining = g.adding, g.draining
 		select {
 		case <-draining:
-			return nil, refusal(errDraining)
+			return nil, errDraining
 		default:
 		}
 	}
@@ -60,16 +61,16 @@ func (g *gate) enter(ctx context.Context, add bool, ready func(context.Context) 
 	defer g.waiting.Add(-1)
 	if ready != nil {
 		if err := ready(ctx); err != nil {
-			return nil, refusal(err)
+			return nil, err
 		}
 	}
 	select {
 	case slots <- struct{}{}:
 		return leave, nil
 	case <-draining:
-		return nil, refusal(errDraining)
+		return nil, errDraining
 	case <-ctx.Done():
-		return nil, refusal(context.Cause(ctx))
+		return nil, context.Cause(ctx)
 	}
 }
 

@@ -3,7 +3,6 @@ package shim_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -36,7 +35,6 @@ func TestMain(m *testing.M) {
 // node is a machine with a plugin directory and a daemon.
 type node struct {
 	*servertest.Ledger
-	fail  error // of all further calls
 	dir   string
 	cni   *libcni.CNIConfig
 	taken int // of the calls
@@ -46,9 +44,6 @@ func newNode(t *testing.T) *node {
 	t.Helper()
 	n := &node{Ledger: &servertest.Ledger{}, dir: t.TempDir()}
 	n.Do = func(_ context.Context, verb string, r *server.Request) (types.Result, error) {
-		if n.fail != nil {
-			return nil, n.fail
-		}
 		var conf struct{ Address string }
 		if err := json.Unmarshal(r.Config, &conf); err != nil {
 			return nil, err
@@ -164,29 +159,5 @@ func wantFields(t *testing.T, config, part string, holds bool) {
 	t.Helper()
 	if !strings.Contains(config, part) || !holds {
 		t.Errorf("configuration %s", config)
-	}
-}
-
-// TestLibcniSeesErrors with the code, the message and the details of the daemon.
-func TestLibcniSeesErrors(t *testing.T) {
-	n := newNode(t)
-	list, ctx := n.list(t, "1.1.0", "10.1.0.7/16"), t.Context()
-	want := types.NewError(101, "no room", "rack 7")
-	n.fail = fmt.Errorf("wrapped: %w", want)
-	_, adding := n.cni.AddNetworkList(ctx, list, container("c1"))
-	for verb, err := range map[string]error{
-		"ADD": adding, "DEL": n.cni.DelNetworkList(ctx, list, container("c1")), "STATUS": n.cni.GetStatusNetworkList(ctx, list),
-		"GC": n.cni.GCNetworkList(ctx, list, &libcni.GCArgs{}),
-	} {
-		said := (*types.Error)(nil)
-		if !errors.As(err, &said) || *said != *want {
-			t.Errorf("%s: %v", verb, err)
-		}
-	}
-	n.fail = nil
-	rt := container("c1")
-	rt.IfName = "" // libcni refuses it by itself, other callers may not
-	if _, err := n.cni.AddNetworkList(ctx, list, rt); err == nil {
-		t.Error("ADD without an interface name")
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost/servertest"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/thick/internal/delqueue"
 )
@@ -74,12 +75,12 @@ func TestADaemonThatDiesDuringADEL(t *testing.T) {
 	for name, said := range map[string]string{
 		"without a word": "", "in the status": "HTTP/1.0 2", "in the header": "HTTP/1.0 200 OK\r\nContent-", "before the body": status(200, "{}")[:39],
 	} {
-		var s *scripted
+		var s *servertest.Daemon
 		s = newScripted(t, func(string, []byte) string {
-			s.ln.Close() // the connection is closed after the answer
+			s.Listener.Close() // the connection is closed after the answer
 			return said
 		})
-		o := Options{Socket: s.socket(), QueueDir: filepath.Join(t.TempDir(), "dels")}
+		o := Options{Socket: s.Socket(), QueueDir: filepath.Join(t.TempDir(), "dels")}
 		if got := run(o, env("DEL"), conf("1.0.0")); got.code != 0 || got.stderr == "" {
 			t.Errorf("%s: %+v", name, got)
 		}
@@ -106,10 +107,10 @@ func TestADaemonThatDiesDuringADEL(t *testing.T) {
 // TestADaemonThatHangsUp is alive: the DEL fails, and is not queued.
 func TestADaemonThatHangsUp(t *testing.T) {
 	s := newScripted(t, func(string, []byte) string { return "" })
-	o := Options{Socket: s.socket(), QueueDir: filepath.Join(t.TempDir(), "dels")}
-	wantError(t, "DEL", run(o, env("DEL"), conf("1.0.0")), types.ErrTryAgainLater, s.socket())
+	o := Options{Socket: s.Socket(), QueueDir: filepath.Join(t.TempDir(), "dels")}
+	wantError(t, "DEL", run(o, env("DEL"), conf("1.0.0")), types.ErrTryAgainLater, s.Socket())
 	expect.Same(t, "queued", len(queued(t, o.QueueDir)), 0)
-	expect.Same(t, "requests", s.count("/cni"), 2)
+	expect.Same(t, "requests", len(s.Asked("/cni")), 2)
 }
 
 // TestADaemonThatStartsWhileADELIsQueued: it listens first and drains then. Whenever the
@@ -121,13 +122,13 @@ func TestADaemonThatStartsWhileADELIsQueued(t *testing.T) {
 		o := Options{Socket: filepath.Join(dir, "multus.sock"), QueueDir: filepath.Join(dir, "dels")}
 		var asked atomic.Int32
 		done := start(o, "DEL")
-		s := &scripted{dir: dir, asked: map[string]int{}, answer: func(string, []byte) string {
+		s := &servertest.Daemon{Dir: dir, Answer: func(string, []byte) string {
 			asked.Add(1)
 			return okEmpty
 		}}
-		ln := expect.Value(net.Listen("unix", s.socket()))(t)
+		ln := expect.Value(net.Listen("unix", s.Socket()))(t)
 		drained := len(queued(t, o.QueueDir))
-		go s.serve(ln)
+		go s.Serve(ln)
 		got := expect.Await(t, "DEL", done)
 		if got.code != 0 || drained == 0 && asked.Load() == 0 {
 			t.Fatalf("%+v: %d drained, %d asked: it is lost", got, drained, asked.Load())
@@ -142,7 +143,7 @@ func TestADaemonThatStartsWhileADELIsQueued(t *testing.T) {
 // TestASecondAttemptThatFails: its error is returned, although the DEL was queued after the
 // first.
 func TestASecondAttemptThatFails(t *testing.T) {
-	var s *scripted
+	var s *servertest.Daemon
 	calls := 0
 	s = newScripted(t, func(string, []byte) string {
 		if calls++; calls == 1 {
@@ -150,7 +151,7 @@ func TestASecondAttemptThatFails(t *testing.T) {
 		}
 		return status(400, `{"code": 7, "msg": "no"}`)
 	})
-	o := Options{Socket: s.socket(), QueueDir: filepath.Join(t.TempDir(), "dels")}
+	o := Options{Socket: s.Socket(), QueueDir: filepath.Join(t.TempDir(), "dels")}
 	wantError(t, "DEL", run(o, env("DEL"), conf("1.0.0")), 7, "no")
 	expect.Same(t, "queued", len(queued(t, o.QueueDir)), 0)
 }

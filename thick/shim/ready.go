@@ -47,7 +47,8 @@ func (d *daemon) waitReady(ctx context.Context, within time.Duration) error {
 		return d.ready(ctx)
 	}
 	within = cmp.Or(within, DefaultReadyWithin)
-	bounded, cancel := context.WithTimeout(ctx, within)
+	end := time.Now().Add(within)
+	bounded, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
 	err := d.ready(bounded)
 	for mayBecomeReady(err) {
@@ -61,8 +62,8 @@ func (d *daemon) waitReady(ctx context.Context, within time.Duration) error {
 		case <-time.After(askEvery):
 		case <-bounded.Done():
 		}
-		if again := d.ready(bounded); bounded.Err() == nil || again == nil {
-			err = again // else it is of the time that is over
+		if again := d.ready(bounded); again == nil || bounded.Err() == nil && time.Now().Before(end) {
+			err = again // else it is of the time that is over, of which a dial may hear first
 		}
 	}
 	return err

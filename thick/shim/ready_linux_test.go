@@ -14,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost/servertest"
 )
 
 // listenWithBacklog returns a descriptor that listens at a path.
@@ -49,50 +50,37 @@ func (l looking) Err() error {
 	return l.Context.Err()
 }
 
-// TestADaemonThatComesLater: each way in which its socket may appear while ADD, CHECK and
-// GC wait.
+// TestADaemonThatComesLater: its socket appears while ADD, CHECK and GC wait. The shim asks
+// connect(2) again and again, and sees of the ways only whether a name is there, and whether
+// somebody listens.
 func TestADaemonThatComesLater(t *testing.T) {
-	for name, appear := range map[string]func(t *testing.T, s *scripted){
-		"in a directory": func(t *testing.T, s *scripted) { s.listen(t) },
-		"with its directories": func(t *testing.T, s *scripted) {
-			s.dir = filepath.Join(s.dir, "run", "thick")
-			expect.NoError(t, os.MkdirAll(s.dir, 0o700))
-			s.listen(t)
+	for name, appear := range map[string]func(t *testing.T, s *servertest.Daemon){
+		"in a directory": func(t *testing.T, s *servertest.Daemon) { s.Listen(t) },
+		"with its directories": func(t *testing.T, s *servertest.Daemon) {
+			s.Dir = filepath.Join(s.Dir, "run", "thick")
+			expect.NoError(t, os.MkdirAll(s.Dir, 0o700))
+			s.Listen(t)
 		},
-		"renamed to its name": func(t *testing.T, s *scripted) {
-			ln := expect.Value(net.Listen("unix", filepath.Join(s.dir, "x")))(t)
-			t.Cleanup(func() { ln.Close() })
-			go s.serve(ln)
-			expect.NoError(t, os.Rename(filepath.Join(s.dir, "x"), s.socket()))
-		},
-		"in a directory that is renamed": func(t *testing.T, s *scripted) {
-			final := filepath.Join(s.dir, "run", "thick")
-			s.dir = filepath.Join(s.dir, "new")
-			expect.NoError(t, os.MkdirAll(filepath.Join(s.dir, "thick"), 0o700))
-			other := &scripted{dir: filepath.Join(s.dir, "thick"), answer: s.answer, asked: map[string]int{}}
-			other.listen(t)
-			expect.NoError(t, os.Rename(s.dir, filepath.Dir(final)))
-		},
-		"bound, and listening later": func(t *testing.T, s *scripted) {
-			fd := listenWithBacklog(t, s.socket(), -1)
+		"bound, and listening later": func(t *testing.T, s *servertest.Daemon) {
+			fd := listenWithBacklog(t, s.Socket(), -1)
 			expect.NoError(t, unix.Listen(fd, 10))
 			ln := expect.Value(net.FileListener(os.NewFile(uintptr(fd), "")))(t)
 			t.Cleanup(func() { ln.Close() })
-			go s.serve(ln)
+			go s.Serve(ln)
 		},
-		"after a dead one": func(t *testing.T, s *scripted) {
-			expect.NoError(t, unix.Close(listenWithBacklog(t, s.socket(), 10)))
-			expect.NoError(t, os.Remove(s.socket()))
-			s.listen(t)
+		"after a dead one": func(t *testing.T, s *servertest.Daemon) {
+			expect.NoError(t, unix.Close(listenWithBacklog(t, s.Socket(), 10)))
+			expect.NoError(t, os.Remove(s.Socket()))
+			s.Listen(t)
 		},
 	} {
 		for _, verb := range []string{"ADD", "CHECK", "GC"} {
 			t.Run(name+" "+verb, func(t *testing.T) {
 				t.Parallel()
-				s := &scripted{dir: t.TempDir(), answer: readyAnd(ok(result)), asked: map[string]int{}}
-				o := Options{Socket: s.socket()}
-				if name == "with its directories" || name == "in a directory that is renamed" {
-					o.Socket = filepath.Join(s.dir, "run", "thick", "multus.sock")
+				s := &servertest.Daemon{Dir: t.TempDir(), Answer: readyAnd(ok(result))}
+				o := Options{Socket: s.Socket()}
+				if name == "with its directories" {
+					o.Socket = filepath.Join(s.Dir, "run", "thick", "multus.sock")
 				}
 				ctx, done := looking{t.Context(), make(chan struct{}, 1)}, make(chan outcome, 1)
 				go func() { done <- runUntil(ctx, o, env(verb), conf("1.1.0")) }()
@@ -110,36 +98,36 @@ func TestADaemonThatComesLater(t *testing.T) {
 func TestADaemonThatIsNotReady(t *testing.T) {
 	var asked atomic.Int32
 	s := newScripted(t, nil)
-	s.answer = func(path string, _ []byte) string {
+	s.Answer = func(path string, _ []byte) string {
 		if path == "/readyz" && asked.Add(1) < 3 {
 			return status(500, "shutting down")
 		}
 		return ok(result)
 	}
-	if got := run(Options{Socket: s.socket()}, env("ADD"), conf("1.0.0")); got.code != 0 {
+	if got := run(Options{Socket: s.Socket()}, env("ADD"), conf("1.0.0")); got.code != 0 {
 		t.Errorf("got %+v", got)
 	}
 	expect.Same(t, "questions", asked.Load(), 3)
 
 	// DEL is served during a shutdown.
-	s.answer = func(path string, _ []byte) string {
+	s.Answer = func(path string, _ []byte) string {
 		if path == "/cni" {
 			return okEmpty
 		}
 		return status(500, "shutting down")
 	}
-	wantSilence(t, "DEL", run(Options{Socket: s.socket()}, env("DEL"), conf("1.0.0")))
-	calls := s.count("/cni")
+	wantSilence(t, "DEL", run(Options{Socket: s.Socket()}, env("DEL"), conf("1.0.0")))
+	calls := len(s.Asked("/cni"))
 	for _, verb := range []string{"ADD", "CHECK", "GC"} {
-		o := Options{Socket: s.socket(), ReadyWithin: time.Second}
+		o := Options{Socket: s.Socket(), ReadyWithin: time.Second}
 		wantError(t, verb, run(o, env(verb), conf("1.1.0")), types.ErrTryAgainLater, "not ready within 1s", "status 500", "shutting down")
 		o.ReadyWithin = -1
-		before := s.count("/readyz")
+		before := len(s.Asked("/readyz"))
 		wantError(t, verb, run(o, env(verb), conf("1.1.0")), types.ErrTryAgainLater, "status 500")
-		expect.Same(t, "questions", s.count("/readyz"), before+1)
+		expect.Same(t, "questions", len(s.Asked("/readyz")), before+1)
 	}
-	wantError(t, "STATUS", run(Options{Socket: s.socket()}, env("STATUS"), conf("1.1.0")), notAvailable, "status 500")
-	expect.Same(t, "calls", s.count("/cni"), calls)
+	wantError(t, "STATUS", run(Options{Socket: s.Socket()}, env("STATUS"), conf("1.1.0")), notAvailable, "status 500")
+	expect.Same(t, "calls", len(s.Asked("/cni")), calls)
 }
 
 // TestADaemonThatKnowsNoReadyz is asked for its health, as Multus v4.3.0 has it.
@@ -153,10 +141,10 @@ func TestADaemonThatKnowsNoReadyz(t *testing.T) {
 		}
 		return ok(result)
 	})
-	if got := run(Options{Socket: s.socket()}, env("ADD"), conf("1.0.0")); got.code != 0 {
+	if got := run(Options{Socket: s.Socket()}, env("ADD"), conf("1.0.0")); got.code != 0 {
 		t.Errorf("got %+v", got)
 	}
-	expect.Same(t, "questions", s.count("/healthz"), 1)
+	expect.Same(t, "questions", len(s.Asked("/healthz")), 1)
 }
 
 // TestNoDaemon: nobody listens, and nobody will.

@@ -1,7 +1,6 @@
 package shim
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -12,26 +11,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost/servertest"
 )
-
-// scripted is a daemon of which each answer is a function of the request. It counts the
-// requests by path.
-type scripted struct {
-	dir    string
-	answer func(path string, body []byte) string // what is written before the connection is closed
-	ln     net.Listener
-
-	mu    sync.Mutex
-	asked map[string]int
-	last  []byte // the body of the last request at /cni
-}
 
 const (
 	okEmpty  = "HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n"
@@ -54,56 +41,11 @@ func readyAnd(answer string) func(string, []byte) string {
 	}
 }
 
-func newScripted(t *testing.T, answer func(string, []byte) string) *scripted {
+func newScripted(t *testing.T, answer func(string, []byte) string) *servertest.Daemon {
 	t.Helper()
-	s := &scripted{dir: t.TempDir(), answer: answer, asked: map[string]int{}}
-	s.listen(t)
+	s := &servertest.Daemon{Dir: t.TempDir(), Answer: answer}
+	s.Listen(t)
 	return s
-}
-
-func (s *scripted) socket() string { return filepath.Join(s.dir, "multus.sock") }
-
-func (s *scripted) listen(t *testing.T) {
-	t.Helper()
-	ln := expect.Value(net.Listen("unix", s.socket()))(t)
-	s.ln = ln
-	t.Cleanup(func() { ln.Close() })
-	go s.serve(ln)
-}
-
-func (s *scripted) serve(ln net.Listener) {
-	for {
-		conn, err := ln.Accept()
-		if err != nil {
-			return
-		}
-		go s.one(conn)
-	}
-}
-
-func (s *scripted) one(conn net.Conn) {
-	defer conn.Close()
-	r, err := http.ReadRequest(bufio.NewReader(conn))
-	if err != nil {
-		return // it was a look whether anyone listens
-	}
-	body, err := io.ReadAll(r.Body)
-	if err != nil || r.Method != http.MethodPost {
-		return
-	}
-	s.mu.Lock()
-	s.asked[r.URL.Path]++
-	if r.URL.Path == "/cni" {
-		s.last = body
-	}
-	s.mu.Unlock()
-	io.WriteString(conn, s.answer(r.URL.Path, body))
-}
-
-func (s *scripted) count(path string) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.asked[path]
 }
 
 // conf is a configuration whose plugin is the shim.
@@ -169,7 +111,7 @@ var versions = []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1
 func TestADDReturnsTheResultInTheVersionAskedFor(t *testing.T) {
 	s := newScripted(t, readyAnd(ok(result)))
 	for _, v := range versions {
-		got := run(Options{Socket: s.socket()}, env("ADD", "CNI_ARGS=A=b"), conf(v))
+		got := run(Options{Socket: s.Socket()}, env("ADD", "CNI_ARGS=A=b"), conf(v))
 		var fields struct {
 			Version string `json:"cniVersion"`
 			IPs     []struct {
@@ -194,23 +136,24 @@ func TestADDReturnsTheResultInTheVersionAskedFor(t *testing.T) {
 			Env    map[string]string
 			Config []byte
 		}
-		expect.NoError(t, json.Unmarshal(s.last, &request))
+		asked := s.Asked("/cni")
+		expect.NoError(t, json.Unmarshal(asked[len(asked)-1].Body, &request))
 		expect.Same(t, "config", string(request.Config), conf(v))
 		expect.Same(t, "env", request.Env, map[string]string{
 			"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_NETNS": "/run/netns/c1", "CNI_IFNAME": "eth0",
 			"CNI_PATH": "/opt/cni/bin", "CNI_ARGS": "A=b",
 		})
 	}
-	expect.Same(t, "questions whether it is ready", s.count("/readyz"), len(versions))
+	expect.Same(t, "questions whether it is ready", len(s.Asked("/readyz")), len(versions))
 }
 
 func TestOtherVerbsSayNothing(t *testing.T) {
 	s := newScripted(t, readyAnd(okEmpty))
 	for _, verb := range []string{"DEL", "CHECK", "GC", "STATUS"} {
-		wantSilence(t, verb, run(Options{Socket: s.socket()}, env(verb), conf("1.1.0")))
+		wantSilence(t, verb, run(Options{Socket: s.Socket()}, env(verb), conf("1.1.0")))
 	}
-	expect.Same(t, "calls", s.count("/cni"), 4)
-	expect.Same(t, "questions whether it is ready", s.count("/readyz"), 3) // not before DEL
+	expect.Same(t, "calls", len(s.Asked("/cni")), 4)
+	expect.Same(t, "questions whether it is ready", len(s.Asked("/readyz")), 3) // not before DEL
 }
 
 func TestVERSIONNeedsNoDaemon(t *testing.T) {
@@ -246,9 +189,9 @@ func TestArguments(t *testing.T) {
 		{"a configuration without end", env("ADD"), `{"name": "` + strings.Repeat("a", 5<<20) + `"}`, 7, "too long"},
 		{"one that is too long as base64", env("ADD"), `{"cniVersion": "1.0.0", "name": "net", "x": "` + strings.Repeat("a", 7<<19) + `"}`, 7, "too long"},
 	} {
-		before := s.count("/cni")
-		wantError(t, c.name, run(Options{Socket: s.socket()}, c.env, c.config), c.code, c.contains)
-		expect.Same(t, c.name+": calls of the daemon", s.count("/cni"), before)
+		before := len(s.Asked("/cni"))
+		wantError(t, c.name, run(Options{Socket: s.Socket()}, c.env, c.config), c.code, c.contains)
+		expect.Same(t, c.name+": calls of the daemon", len(s.Asked("/cni")), before)
 	}
 	wantError(t, "without a socket", run(Options{}, env("ADD"), conf("1.0.0")), 7, "socket")
 }
@@ -256,12 +199,12 @@ func TestArguments(t *testing.T) {
 // TestTheConfigurationNamesTheSocket, with the field of Multus.
 func TestTheConfigurationNamesTheSocket(t *testing.T) {
 	s := newScripted(t, readyAnd(okEmpty))
-	config := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "net", "daemonSocketDir": %q}`, s.dir)
+	config := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "net", "daemonSocketDir": %q}`, s.Dir)
 	for _, o := range []Options{{}, {Socket: "/nowhere/multus.sock"}} {
 		wantSilence(t, "DEL", run(o, env("DEL"), config))
 	}
-	expect.Same(t, "calls", s.count("/cni"), 2)
-	wantError(t, "another file name", run(Options{Socket: "/nowhere/other.sock"}, env("DEL"), config), 11, filepath.Join(s.dir, "other.sock"))
+	expect.Same(t, "calls", len(s.Asked("/cni")), 2)
+	wantError(t, "another file name", run(Options{Socket: "/nowhere/other.sock"}, env("DEL"), config), 11, filepath.Join(s.Dir, "other.sock"))
 }
 
 // TestErrorsOfTheDaemonKeepCodeAndDetails, for each verb. Text has code 999.
@@ -274,7 +217,7 @@ func TestErrorsOfTheDaemonKeepCodeAndDetails(t *testing.T) {
 		return answer
 	})
 	for _, verb := range []string{"ADD", "DEL", "CHECK", "GC", "STATUS"} {
-		call := func() outcome { return run(Options{Socket: s.socket()}, env(verb), conf("1.1.0")) }
+		call := func() outcome { return run(Options{Socket: s.Socket()}, env(verb), conf("1.1.0")) }
 		for _, want := range []types.Error{
 			{Code: 7, Msg: "missing network name", Details: "x"}, {Code: 11, Msg: "later"}, {Code: 101, Msg: "a plugin's own", Details: "line 1\nline 2"},
 			{Code: 51, Msg: "not available"},
@@ -325,7 +268,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 		"text where a result is expected": ok("done"),
 	} {
 		s := newScripted(t, readyAnd(answer))
-		o := Options{Socket: s.socket(), QueueDir: filepath.Join(t.TempDir(), "dels")}
+		o := Options{Socket: s.Socket(), QueueDir: filepath.Join(t.TempDir(), "dels")}
 		for _, verb := range []string{"ADD", "DEL", "CHECK"} {
 			wantError(t, name+": "+verb, run(o, env(verb), conf("1.0.0")), types.ErrDecodingFailure)
 		}
@@ -335,8 +278,8 @@ func TestAnswersThatAreNone(t *testing.T) {
 		"empty": okEmpty, "blank": ok(" \n"), "an object": ok("{}"), "null": ok(`{"Result": null}`),
 	} {
 		s := newScripted(t, readyAnd(answer))
-		wantError(t, name, run(Options{Socket: s.socket()}, env("ADD"), conf("1.0.0")), types.ErrDecodingFailure, "without a result")
-		wantSilence(t, name, run(Options{Socket: s.socket()}, env("DEL"), conf("1.0.0")))
+		wantError(t, name, run(Options{Socket: s.Socket()}, env("ADD"), conf("1.0.0")), types.ErrDecodingFailure, "without a result")
+		wantSilence(t, name, run(Options{Socket: s.Socket()}, env("DEL"), conf("1.0.0")))
 	}
 }
 
@@ -350,7 +293,7 @@ func TestAHangingDaemon(t *testing.T) {
 		return okEmpty
 	})
 	defer close(release)
-	o := Options{Socket: s.socket(), AnswerWithin: 50 * time.Millisecond, QueueDir: filepath.Join(t.TempDir(), "dels")}
+	o := Options{Socket: s.Socket(), AnswerWithin: 50 * time.Millisecond, QueueDir: filepath.Join(t.TempDir(), "dels")}
 	for _, verb := range []string{"ADD", "DEL", "CHECK", "GC"} {
 		wantError(t, verb, run(o, env(verb), conf("1.1.0")), types.ErrTryAgainLater, "no answer within 50ms")
 	}
@@ -386,10 +329,10 @@ func TestADaemonThatAcceptsNothing(t *testing.T) {
 	for _, conn := range waiting {
 		expect.NoError(t, conn.Close())
 	}
-	s := &scripted{dir: dir, answer: readyAnd(okEmpty), asked: map[string]int{}}
+	s := &servertest.Daemon{Dir: dir, Answer: readyAnd(okEmpty)}
 	ln := expect.Value(net.FileListener(os.NewFile(uintptr(fd), path)))(t)
 	defer ln.Close()
-	go s.serve(ln)
+	go s.Serve(ln)
 	wantSilence(t, "DEL", expect.Await(t, "DEL", done))
 }
 
@@ -404,7 +347,7 @@ func TestTheContextEndsACall(t *testing.T) {
 	defer close(release)
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() { <-asked; cancel() }()
-	wantError(t, "ADD", runUntil(ctx, Options{Socket: s.socket()}, env("ADD"), conf("1.0.0")), types.ErrTryAgainLater, "canceled")
+	wantError(t, "ADD", runUntil(ctx, Options{Socket: s.Socket()}, env("ADD"), conf("1.0.0")), types.ErrTryAgainLater, "canceled")
 }
 
 type failing struct{}
@@ -416,10 +359,10 @@ func (failing) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 func TestStreamsThatFail(t *testing.T) {
 	s := newScripted(t, readyAnd(ok(result)))
 	var stdout, stderr bytes.Buffer
-	code := Run(context.Background(), Options{Socket: s.socket()}, Process{env("ADD"), strings.NewReader(conf("1.0.0")), failing{}, &stderr})
+	code := Run(context.Background(), Options{Socket: s.Socket()}, Process{env("ADD"), strings.NewReader(conf("1.0.0")), failing{}, &stderr})
 	if code != 1 || !strings.Contains(stderr.String(), "closed pipe") {
 		t.Errorf("exit code %d, %q", code, stderr.String())
 	}
-	code = Run(context.Background(), Options{Socket: s.socket()}, Process{env("ADD"), failing{}, &stdout, &stderr})
+	code = Run(context.Background(), Options{Socket: s.Socket()}, Process{env("ADD"), failing{}, &stdout, &stderr})
 	wantError(t, "ADD", outcome{code, stdout.String(), ""}, types.ErrIOFailure, "stdin")
 }

@@ -137,26 +137,27 @@ func TestEnds(t *testing.T) {
 	const boot, before, older = "now", "before", "older"
 	ns, another := netns.ID{Dev: 4, Ino: 1}, netns.ID{Dev: 4, Ino: 2}
 	for _, c := range []struct {
-		name string
-		del  Moment
-		ns   netns.ID
-		of   Attachment
-		why  string // empty: it ends the attachment
+		name  string
+		del   Moment
+		ns    netns.ID
+		added Moment
+		now   netns.ID // of the attachment
+		why   string   // empty: it ends the attachment
 	}{
-		{"attached before", Moment{boot, 5}, ns, Attachment{Moment{boot, 4}, ns}, ""},
-		{"attached after", Moment{boot, 5}, ns, Attachment{Moment{boot, 6}, ns}, "attached after the DEL"},
-		{"at once", Moment{boot, 5}, ns, Attachment{Moment{boot, 5}, ns}, "attached after the DEL"},
-		{"another namespace at the path", Moment{boot, 5}, ns, Attachment{Moment{boot, 4}, another}, "another namespace"},
-		{"the DEL had no namespace", Moment{boot, 5}, netns.ID{}, Attachment{Moment{boot, 4}, another}, ""},
-		{"the namespace is gone", Moment{boot, 5}, ns, Attachment{Moment{boot, 4}, netns.ID{}}, ""},
-		{"a record of an earlier version", Moment{boot, 5}, ns, Attachment{Moment{}, ns}, "not known when"},
-		{"attached before the reboot, the DEL after it", Moment{boot, 5}, ns, Attachment{Moment{before, 9}, another}, ""},
-		{"attached after the reboot", Moment{before, 9}, ns, Attachment{Moment{boot, 5}, ns}, "after a reboot"},
-		{"both before the reboot", Moment{before, 9}, ns, Attachment{Moment{before, 5}, netns.ID{}}, ""},
-		{"both before the reboot, attached after", Moment{before, 5}, ns, Attachment{Moment{before, 9}, netns.ID{}}, "attached after the DEL"},
-		{"two reboots", Moment{before, 9}, ns, Attachment{Moment{older, 5}, ns}, "different boots"},
+		{"attached before", Moment{boot, 5}, ns, Moment{boot, 4}, ns, ""},
+		{"attached after", Moment{boot, 5}, ns, Moment{boot, 6}, ns, "attached after the DEL"},
+		{"at once", Moment{boot, 5}, ns, Moment{boot, 5}, ns, "attached after the DEL"},
+		{"another namespace at the path", Moment{boot, 5}, ns, Moment{boot, 4}, another, "another namespace"},
+		{"the DEL had no namespace", Moment{boot, 5}, netns.ID{}, Moment{boot, 4}, another, ""},
+		{"the namespace is gone", Moment{boot, 5}, ns, Moment{boot, 4}, netns.ID{}, ""},
+		{"a record of an earlier version", Moment{boot, 5}, ns, Moment{}, ns, "not known when"},
+		{"attached before the reboot, the DEL after it", Moment{boot, 5}, ns, Moment{before, 9}, another, ""},
+		{"attached after the reboot", Moment{before, 9}, ns, Moment{boot, 5}, ns, "after a reboot"},
+		{"both before the reboot", Moment{before, 9}, ns, Moment{before, 5}, netns.ID{}, ""},
+		{"both before the reboot, attached after", Moment{before, 5}, ns, Moment{before, 9}, netns.ID{}, "attached after the DEL"},
+		{"two reboots", Moment{before, 9}, ns, Moment{older, 5}, ns, "different boots"},
 	} {
-		ends, why := (&Entry{At: c.del, NetNS: c.ns}).Ends(c.of, boot)
+		ends, why := (&Entry{At: c.del, NetNS: c.ns}).Ends(c.added, c.now, boot)
 		if ends != (c.why == "") || !strings.Contains(why, c.why) || ends != (why == "") {
 			t.Errorf("%s: %v, %q, want %q", c.name, ends, why, c.why)
 		}

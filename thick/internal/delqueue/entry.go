@@ -22,33 +22,26 @@ type Entry struct {
 	file string // its name in the directory; set by Put and List
 }
 
-// Attachment describes, as far as a daemon knows, an attachment that an entry may be for: the one of
-// the same container, interface and network.
-type Attachment struct {
-	Added Moment // when its ADD began; zero if that is not known
-	// NetNS is the namespace that the attachment's path leads to now; zero if it leads to
-	// none, or that is not known.
-	NetNS netns.ID
-}
-
-// Ends reports whether the DEL was for this attachment, and otherwise why not. boot is
-// the machine's boot now. In doubt it is for another one: then nothing alive is harmed, and
-// an attachment whose container is dead is recovered by its record.
-func (e *Entry) Ends(a Attachment, boot string) (bool, string) {
+// Ends reports whether the DEL was for the attachment of the same container, interface and
+// network that a daemon knows, and otherwise why not. added is when its ADD began, zero if
+// that is not known, ns the namespace that its path leads to now, zero if that is none or
+// not known, and boot the machine's boot now. In doubt it is for another one: then nothing
+// alive is harmed, and an attachment whose container is dead is recovered by its record.
+func (e *Entry) Ends(added Moment, ns netns.ID, boot string) (bool, string) {
 	switch {
-	case a.Added == Moment{}:
+	case added == Moment{}:
 		return false, "it is not known when the interface was attached"
-	case e.At.Boot == a.Added.Boot:
-		if e.At.Nanos <= a.Added.Nanos {
+	case e.At.Boot == added.Boot:
+		if e.At.Nanos <= added.Nanos {
 			return false, "the interface was attached after the DEL"
 		}
-		if e.NetNS != (netns.ID{}) && a.NetNS != (netns.ID{}) && e.NetNS != a.NetNS {
-			return false, fmt.Sprintf("the container is in another namespace, %v instead of %v", a.NetNS, e.NetNS)
+		if e.NetNS != (netns.ID{}) && ns != (netns.ID{}) && e.NetNS != ns {
+			return false, fmt.Sprintf("the container is in another namespace, %v instead of %v", ns, e.NetNS)
 		}
 		return true, ""
 	case e.At.Boot == boot:
 		return true, "" // the attachment is of an earlier boot
-	case a.Added.Boot == boot:
+	case added.Boot == boot:
 		return false, "the interface was attached after a reboot, the DEL is from before"
 	}
 	return false, "the interface and the DEL are from different boots, neither is this one"
