@@ -4,12 +4,10 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/kernel/plainfile"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -109,17 +107,4 @@ func TestLedgerLinesThatAreTornAreNoOthers(t *testing.T) {
 	expect.NoError(t, os.WriteFile(l.path+".claims", data[:len(data)-9], 0o600))
 	expect.NoError(t, l.Forget([]Key{keyC}))
 	expect.Same(t, "ledger", gone(t, l), map[Key]bool{keyA: false})
-}
-
-func TestFault_F50_ALedgerThatIsNoFileBlocksNobody(t *testing.T) {
-	l := LedgerOf(record.Open(t.TempDir()), "me")
-	expect.NoError(t, syscall.Mkfifo(l.path, 0o600))
-	ended := make(chan error, 1)
-	go func() { ended <- expect.Err(l.Read()) }()
-	select {
-	case err := <-ended:
-		expect.Is(t, err, plainfile.ErrNotRegular)
-	case <-time.After(time.Minute):
-		t.Fatal("a FIFO holds up the call")
-	}
 }

@@ -45,34 +45,6 @@ func container(ifName string) *Attachment {
 	return &Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: "c1", NetNS: "/run/netns/c1", IfName: ifName}}
 }
 
-// TestDuty_R10_ThroughLibcni: every value of a list reaches each plugin byte
-// for byte, although libcni would encode it anew, together with the runtime's
-// additions.
-func TestDuty_R10_ThroughLibcni(t *testing.T) {
-	r := &recorder{}
-	c := newChain(t, r, `{"cniVersion": "1.0.0", "name": "net", "plugins": [
-		{"type":"a","vlan":9007199254740993,"s":"<&>","runtimeConfig":{"mac":"forged"},"capabilities":{"mac":true},"prevResult":{"forged":1}},
-		{"type":"b","f":1.0}]}`)
-	a := container("eth0")
-	a.CapabilityArgs = map[string]any{"mac": "c2:11:22:33:44:55", "ips": []string{"not declared"}}
-	a.ConfigArgs = map[string]any{"labels": "l"}
-	if _, _, err := c.Add(context.Background(), a, nil); err != nil {
-		t.Fatal(err)
-	}
-	const prev = `"prevResult":{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.2/24"}]}`
-	want := []string{
-		`{"type":"a","vlan":9007199254740993,"s":"<&>","args":{"cni":{"labels":"l"}},"cniVersion":"1.0.0","name":"net","runtimeConfig":{"mac":"c2:11:22:33:44:55"}}`,
-		`{"type":"b","f":1.0,"args":{"cni":{"labels":"l"}},"cniVersion":"1.0.0","name":"net",` + prev + `}`,
-	}
-	for i, call := range r.calls {
-		if i >= len(want) || string(call.Stdin) != want[i] {
-			t.Errorf("request %d: %s\nwant %s", i, call.Stdin, want[min(i, len(want)-1)])
-		}
-	}
-	wantEnv := []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=c1", "CNI_NETNS=/run/netns/c1", "CNI_IFNAME=eth0", "CNI_ARGS=", "CNI_PATH=/plugins"}
-	expect.Same(t, "environment", r.calls[0].Env, wantEnv)
-}
-
 // TestAKnownResultIsPassedOnUnchanged: to the next plugin, to the
 // observer, and at the end.
 func TestAKnownResultIsPassedOnUnchanged(t *testing.T) {

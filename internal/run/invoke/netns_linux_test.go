@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -91,32 +90,6 @@ func runIn(t *testing.T, ns *netns.Handle) string {
 		t.Errorf("%v: %s", err, out.Stderr)
 	}
 	return string(out.Stdout)
-}
-
-func TestDuty_R13_TheNetNSOfTheCallingThread(t *testing.T) {
-	if !inNamespaces(t) {
-		return
-	}
-	own, other := ownNetNS(t), newNetNS(t)
-	if nameOf(own) == nameOf(other) {
-		t.Fatal("there is one namespace only")
-	}
-	expect.Same(t, "on an ordinary thread", runIn(t, nil), nameOf(own))
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // never unlocked, as in BuildKit
-		if err := unix.Setns(int(other.File().Fd()), unix.CLONE_NEWNET); err != nil {
-			t.Error(err)
-			return
-		}
-		for range 5 {
-			expect.Same(t, "on a thread in another namespace", runIn(t, nil), nameOf(other))
-		}
-		expect.Same(t, "sent back", runIn(t, own), nameOf(own))
-		expect.Same(t, "afterwards the thread is in", runIn(t, nil), nameOf(other))
-	}()
-	<-done
 }
 
 func TestDuty_R13_AGivenNetNS(t *testing.T) {
