@@ -26,7 +26,7 @@ func TestErrorText(t *testing.T) {
 		return &e
 	}
 	const head = `add network "podnet" of container c1, interface eth0: plugin type="bridge" failed (add): `
-	tests := map[string]struct {
+	for name, test := range map[string]struct {
 		err  *Error
 		want string
 	}{
@@ -78,8 +78,7 @@ func TestErrorText(t *testing.T) {
 			with(func(e *Error) { e.Msg, e.Stderr = "boom", "1\n2\n3\n4\n5\n" }), head + "boom; stderr: (2 lines omitted) 3 | 4 | 5",
 		},
 		"blank stderr": {with(func(e *Error) { e.Msg, e.Stderr = "boom", " \n\n" }), head + "boom"},
-	}
-	for name, test := range tests {
+	} {
 		expect.Same(t, name, test.err.Error(), test.want)
 	}
 }
@@ -94,9 +93,8 @@ func TestNoTextHasAnEmptyMiddle(t *testing.T) {
 		"container c1 could not be removed: left are a" + mend:              &LeftoverError{ContainerID: "c1", Left: []string{"a"}},
 		"missing network name": named,
 	} {
-		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "::") || strings.Contains(err.Error(), ": :") {
-			t.Errorf("%v\nwant %s", err, want)
-		}
+		expect.That(t, err != nil && strings.Contains(err.Error(), want) && !strings.Contains(err.Error(), "::") && !strings.Contains(err.Error(), ": :"),
+			"%v\nwant %s", err, want)
 	}
 }
 
@@ -105,7 +103,7 @@ func TestErrorFormats(t *testing.T) {
 	const short = `add network "n" of container c, interface eth0: plugin type="x" failed (add): boom`
 	const text = short + "; stderr: (2 lines omitted) 3 | 4 | 5"
 	quiet := &Error{Op: "ADD", Network: "n", Err: errors.New("why")}
-	tests := []struct {
+	for _, test := range []struct {
 		format string
 		arg    error
 		want   string
@@ -113,8 +111,7 @@ func TestErrorFormats(t *testing.T) {
 		{"%v", e, text}, {"%s", e, text}, {"%q", e, fmt.Sprintf("%q", text)}, {"%#v", e, text},
 		{"%+v", e, short + "\nstderr of x:\n1\n2\n3\n4\n5\n"},
 		{"%+v", quiet, `add network "n": why`}, {"%.3s", quiet, "add"}, {"%25s|", quiet, `     add network "n": why|`},
-	}
-	for _, test := range tests {
+	} {
 		expect.Same(t, test.format, fmt.Sprintf(test.format, test.arg), test.want)
 	}
 }
@@ -128,14 +125,11 @@ func TestSentinelsOfInnerPackages(t *testing.T) {
 	} {
 		err := fmt.Errorf("there: %w", inner)
 		got := engine.WithSentinel(err)
-		if !errors.Is(got, want) || !errors.Is(got, inner) || got.Error() != err.Error() {
-			t.Errorf("%v: %v, want %v behind it", inner, got, want)
-		}
+		expect.That(t, errors.Is(got, want) && errors.Is(got, inner) && got.Error() == err.Error(), "%v: %v, want %v behind it", inner, got, want)
 	}
 	plain := errors.New("plain")
-	if got := engine.WithSentinel(plain); got != plain {
-		t.Errorf("%v became %v", plain, got)
-	}
+	got := engine.WithSentinel(plain)
+	expect.That(t, got == plain, "%v became %v", plain, got)
 }
 
 // TestKindsOfConfigErrors checks which of go-cni's sentinels each configuration
@@ -143,7 +137,7 @@ func TestSentinelsOfInnerPackages(t *testing.T) {
 func TestKindsOfConfigErrors(t *testing.T) {
 	file := func(err error) error { return &conflist.FileError{Path: "/f", Err: err} }
 	all := []error{ErrCNINotInitialized, ErrInvalidConfig, ErrRead, ErrLoad, ErrInsecureFile}
-	tests := map[string]struct {
+	for name, test := range map[string]struct {
 		err  error
 		want []error
 	}{
@@ -152,8 +146,7 @@ func TestKindsOfConfigErrors(t *testing.T) {
 		"none":          {conflist.ErrNone, []error{ErrCNINotInitialized}},
 		"none is valid": {errors.Join(conflist.ErrNone, file(errors.New("bad"))), []error{ErrCNINotInitialized, ErrInvalidConfig}},
 		"insecure":      {file(plainfile.ErrInsecure), []error{ErrInvalidConfig, ErrInsecureFile}},
-	}
-	for name, test := range tests {
+	} {
 		check := func(err error, want []error) {
 			t.Helper()
 			var got []error
@@ -162,9 +155,8 @@ func TestKindsOfConfigErrors(t *testing.T) {
 					got = append(got, sentinel)
 				}
 			}
-			if len(got) != len(want) || fmt.Sprint(got) != fmt.Sprint(sortedLike(all, want)) {
-				t.Errorf("%s: %v is %v, want %v", name, err, got, want)
-			}
+			expect.That(t, len(got) == len(want) && fmt.Sprint(got) == fmt.Sprint(sortedLike(all, want)),
+				"%s: %v is %v, want %v", name, err, got, want)
 		}
 		check(configError(test.err), test.want)
 		check(loadError(configError(test.err)), append(test.want, ErrLoad))
@@ -190,9 +182,8 @@ func TestIsFunctions(t *testing.T) {
 	}
 	for sentinel := range is {
 		for other, f := range is {
-			if got := f(fmt.Errorf("x: %w", sentinel)); got != (sentinel == other) {
-				t.Errorf("%v of %v is %v", other, sentinel, got)
-			}
+			got := f(fmt.Errorf("x: %w", sentinel))
+			expect.That(t, got == (sentinel == other), "%v of %v is %v", other, sentinel, got)
 		}
 	}
 }
@@ -201,7 +192,7 @@ func TestAsCNIErrorHasTheCodeThatFits(t *testing.T) {
 	coded := &Error{Op: "ADD", Network: "net", Plugin: "p", Code: 11, Msg: "no more addresses"}
 	taken := &PortError{Protocol: "tcp", HostPort: 8080, ContainerID: "c2", Err: ErrPortInUse}
 	absent := &PortError{Protocol: "tcp", HostIP: netip.MustParseAddr("192.0.2.9"), HostPort: 8080, Err: ErrNotHostAddress}
-	tests := map[string]struct {
+	for name, tt := range map[string]struct {
 		err       error
 		code      uint
 		msg, more string
@@ -225,15 +216,13 @@ func TestAsCNIErrorHasTheCodeThatFits(t *testing.T) {
 		"nothing is loaded":  {ErrCNINotInitialized, 50, ErrCNINotInitialized.Error(), ""},
 		"anything else":      {errors.New("disk on fire"), 999, "disk on fire", ""},
 		"a plugin's missing": {ErrPluginNotFound, 50, ErrPluginNotFound.Error(), ""},
-	}
-	for name, tt := range tests {
+	} {
 		got := AsCNIError(tt.err)
 		if tt.msg == "" {
 			tt.msg = tt.err.Error()
 		}
-		if got.Code != tt.code || got.Msg != tt.msg || got.Details != tt.more {
-			t.Errorf("%s: got code %d, %q, %q; want %d, %q, %q", name, got.Code, got.Msg, got.Details, tt.code, tt.msg, tt.more)
-		}
+		expect.That(t, got.Code == tt.code && got.Msg == tt.msg && got.Details == tt.more,
+			"%s: got code %d, %q, %q; want %d, %q, %q", name, got.Code, got.Msg, got.Details, tt.code, tt.msg, tt.more)
 	}
 	expect.Same(t, "of nil", AsCNIError(nil), nil)
 }

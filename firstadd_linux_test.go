@@ -69,8 +69,7 @@ func TestFault_F16_AFirstADDBlocksOnlyNetworksWithItsPluginTypes(t *testing.T) {
 
 func TestFault_F16_AFailedFirstADDLeavesTheNextOneFirst(t *testing.T) {
 	s := testhost.NewStage(t)
-	conf := cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q"))
-	r := s.Runtime(conf).Patiently()
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q"))).Patiently()
 	s.On("q", "ADD", testhost.Says(5, "no"))
 	expect.Fails(t, "no error", testhost.SetUp(t.Context(), r, "failed", s.Container("failed"))())
 	s.TakeCalls()
