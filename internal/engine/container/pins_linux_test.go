@@ -44,8 +44,7 @@ func TestAPinIsANameOfTheLockFile(t *testing.T) {
 			its, err := os.Lstat(pin)
 			expect.Same(t, "there is a file", err == nil, test.left)
 			if test.linked {
-				lock := expect.Value(os.Stat(lockFile))(t)
-				expect.Same(t, "it is the lock file", os.SameFile(its, lock), true)
+				expect.Same(t, "it is the lock file", os.SameFile(its, expect.Value(os.Stat(lockFile))(t)), true)
 			}
 		})
 	}
@@ -63,18 +62,13 @@ func TestEachWayOfReachingANamespace(t *testing.T) {
 	} {
 		c := &Container{Recorded: Recorded{Record: &record.Record{}}, Place: Place{Reached: reached}}
 		got := verdict{c.Place.Gone(), c.Uncertain() != nil, c.Undecided() != nil, c.IsAbandoned()}
-		if got != want {
-			t.Errorf("%v: got %+v, want %+v", reached, got, want)
-		}
+		expect.That(t, got == want, "%v: got %+v, want %+v", reached, got, want)
 		c.Recorded.Record.NetNS.View = "another"
 		if away := c.IsAbandoned(); away && (reached == Elsewhere || reached == ByPin) {
 			t.Errorf("%v: a container whose path was recorded elsewhere is taken for abandoned", reached)
 		}
-		if c.Recorded.Damaged = true; c.IsAbandoned() {
-			t.Errorf("%v: a container with a damaged record is taken for abandoned", reached)
-		}
+		c.Recorded.Damaged = true
+		expect.That(t, !c.IsAbandoned(), "%v: a container with a damaged record is taken for abandoned", reached)
 	}
-	if (&Container{}).IsAbandoned() {
-		t.Error("a container without a record is taken for abandoned")
-	}
+	expect.That(t, !(&Container{}).IsAbandoned(), "a container without a record is taken for abandoned")
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/parallel"
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/compare"
@@ -198,12 +199,9 @@ func TestRunRepairsWhatMayBeAdded(t *testing.T) {
 	} {
 		f := newFake(b, test.parts...)
 		got, err := f.run(context.Background(), test.inside)
-		if err != nil || !got.same(test.want) {
-			t.Errorf("%s: got %+v, %v\nwant %+v", what, got, err, test.want)
-		}
-		if again, err := f.run(context.Background(), test.inside); err != nil || len(again.Repaired) > 0 {
-			t.Errorf("%s: again: got %+v, %v", what, again, err)
-		}
+		expect.That(t, err == nil && got.same(test.want), "%s: got %+v, %v\nwant %+v", what, got, err, test.want)
+		again, err := f.run(context.Background(), test.inside)
+		expect.That(t, err == nil && len(again.Repaired) == 0, "%s: again: got %+v, %v", what, again, err)
 	}
 }
 
@@ -220,12 +218,10 @@ func TestAChainOfNeedsLongerThanTheRoundsIsLeftAndSaid(t *testing.T) {
 	}
 	f := newFake(b, parts...)
 	got, err := f.run(context.Background(), false)
-	if left := got.Left[fmt.Sprint(mostRounds)]; err != nil || len(got.Repaired) != mostRounds || !errors.Is(left, ErrNotVerified) {
-		t.Errorf("got %+v, %v", got, err)
-	}
-	if got, err := f.run(context.Background(), false); err != nil || len(got.Repaired) != 2 || got.Left != nil {
-		t.Errorf("again: got %+v, %v", got, err)
-	}
+	left := got.Left[fmt.Sprint(mostRounds)]
+	expect.That(t, err == nil && len(got.Repaired) == mostRounds && errors.Is(left, ErrNotVerified), "got %+v, %v", got, err)
+	got, err = f.run(context.Background(), false)
+	expect.That(t, err == nil && len(got.Repaired) == 2 && got.Left == nil, "again: got %+v, %v", got, err)
 }
 
 // TestAFailedBatchIsMadeOneByOne, so that one bad rule does not keep the others from
@@ -235,9 +231,7 @@ func TestAFailedBatchIsMadeOneByOne(t *testing.T) {
 	f.together = errors.New("one of them")
 	got, err := f.run(context.Background(), false)
 	want := outcome{Repaired: []string{"a", "c"}, Left: map[string]error{"b": errRefused}, Fixed: []string{"a", "b", "c", "a", "b", "c", "b", "b"}}
-	if err != nil || !got.same(want) {
-		t.Errorf("got %+v, %v\nwant %+v", got, err, want)
-	}
+	expect.That(t, err == nil && got.same(want), "got %+v, %v\nwant %+v", got, err, want)
 }
 
 // TestAComparisonThatFails ends the repair. Only what was verified is reported as
@@ -251,9 +245,8 @@ func TestAComparisonThatFails(t *testing.T) {
 	} {
 		f := newFake(b, part{name: "bridge"}, part{name: "port", needs: []string{"bridge"}})
 		f.failing = at
-		if got, err := f.run(context.Background(), false); !errors.Is(err, errUnread) || !got.same(want) {
-			t.Errorf("comparison %d: got %+v, %v\nwant %+v", at, got, err, want)
-		}
+		got, err := f.run(context.Background(), false)
+		expect.That(t, errors.Is(err, errUnread) && got.same(want), "comparison %d: got %+v, %v\nwant %+v", at, got, err, want)
 	}
 }
 
@@ -274,13 +267,9 @@ func TestRepairEndsWithItsContext(t *testing.T) {
 			cancel(stopped)
 		}
 		got, err := f.run(ctx, false)
-		if err == nil || len(got.Fixed) != after {
-			t.Errorf("after %d: got %+v, %v", after, got, err)
-		}
+		expect.That(t, err != nil && len(got.Fixed) == after, "after %d: got %+v, %v", after, got, err)
 		for name, reason := range got.Left {
-			if reason == nil {
-				t.Errorf("after %d: no reason for %s", after, name)
-			}
+			expect.That(t, reason != nil, "after %d: no reason for %s", after, name)
 		}
 		f.after = nil
 		got, err = f.run(context.Background(), false)

@@ -17,8 +17,7 @@ func ledgerWith(t testing.TB, s *record.Store, ext string, lines ...Line) Ledger
 	l := LedgerOf(s, "me")
 	var data []byte
 	for _, line := range lines {
-		text := expect.Value(record.EncodeLine(line))(t)
-		data = append(data, text...)
+		data = append(data, expect.Value(record.EncodeLine(line))(t)...)
 	}
 	expect.NoError(t, os.WriteFile(l.path+ext, data, 0o600))
 	return l
@@ -36,8 +35,7 @@ func gone(t testing.TB, l Ledger) map[Key]bool {
 
 func filesOf(t testing.TB, s *record.Store) (names []string) {
 	t.Helper()
-	paths := expect.Value(filepath.Glob(s.Dir() + "/ledger.*"))(t)
-	for _, path := range paths {
+	for _, path := range expect.Value(filepath.Glob(s.Dir() + "/ledger.*"))(t) {
 		names = append(names, filepath.Ext(path))
 	}
 	return names
@@ -72,16 +70,14 @@ func TestLedgerSaysTheLastOfEachAttachment(t *testing.T) {
 // oldest versions have written.
 func TestFault_F34_ALedgerOfAnEarlierVersionBringsNoReleasedOneBack(t *testing.T) {
 	for _, ext := range []string{"", ".claims"} {
-		s := record.Open(t.TempDir())
-		l := ledgerWith(t, s, ext, Line{Key: keyA}, Line{Key: keyB})
+		l := ledgerWith(t, record.Open(t.TempDir()), ext, Line{Key: keyA}, Line{Key: keyB})
 		expect.NoError(t, l.Forget([]Key{keyA}))
 		expect.Same(t, "ledger", gone(t, l), map[Key]bool{keyB: false})
 		f, err := os.OpenFile(l.path+ext, os.O_APPEND|os.O_WRONLY, 0) // the earlier version goes on
 		expect.NoError(t, err)
 		line, err := record.EncodeLine(Line{Key: keyC})
 		expect.NoError(t, err)
-		_, err = f.Write(line)
-		expect.NoError(t, err)
+		expect.NoError(t, expect.Err(f.Write(line)))
 		expect.NoError(t, f.Close())
 		expect.Same(t, "with a later line", gone(t, l), map[Key]bool{keyB: false, keyC: false})
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/embedcni/cni/internal/kernel/parallel"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/run/hostns"
+	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -105,9 +106,7 @@ func (o *opener) openEach(t *testing.T, use func(i int, container Net, err error
 			return
 		}
 		use(i, v.Container, err)
-		if err := v.Close(); err != nil {
-			t.Error(err)
-		}
+		expect.Succeeds(t, "Close", v.Close())
 	})
 }
 
@@ -143,8 +142,7 @@ func TestANamespaceVanishesMeanwhile(t *testing.T) {
 	dir := t.TempDir()
 	for i := range paths {
 		paths[i] = filepath.Join(dir, fmt.Sprint(i))
-		ns := expect.Value(netns.Create(paths[i]))(t)
-		expect.NoError(t, ns.Close())
+		expect.NoError(t, expect.Value(netns.Create(paths[i]))(t).Close())
 		if i != gone && i != going {
 			t.Cleanup(func() { expect.NoError(t, netns.Remove(paths[i])) })
 		}
@@ -165,9 +163,7 @@ func TestANamespaceVanishesMeanwhile(t *testing.T) {
 		if err == nil {
 			_, err = conn.Link("lo")
 		}
-		if err != nil {
-			t.Errorf("namespace %d: %v", i, err)
-		}
+		expect.That(t, err == nil, "namespace %d: %v", i, err)
 	})
 }
 
@@ -183,9 +179,7 @@ func TestAClosedNamespaceIsAnErrorForItAlone(t *testing.T) {
 		return nil
 	}
 	o.openEach(t, func(i int, _ Net, err error) {
-		if (i == closed) != errors.Is(err, os.ErrClosed) || i != closed && err != nil {
-			t.Errorf("namespace %d: %v", i, err)
-		}
+		expect.That(t, (i == closed) == errors.Is(err, os.ErrClosed) && (i == closed || err == nil), "namespace %d: %v", i, err)
 	})
 }
 
@@ -196,19 +190,14 @@ func TestNothingIsLeftOpen(t *testing.T) {
 	for range 5 {
 		expect.NoError(t, expect.Value(links.Dial(host))(t).Close())
 		newOpener(paths).openEach(t, func(i int, _ Net, err error) {
-			if err != nil {
-				t.Error(err)
-			}
-			if id, err := netns.CurrentID(); err != nil || id != home {
-				t.Errorf("between visits a worker is in %s, %v, not in %s", id, err, home)
-			}
+			expect.That(t, err == nil, "%v", err)
+			id, err := netns.CurrentID()
+			expect.That(t, err == nil && id == home, "between visits a worker is in %s, %v, not in %s", id, err, home)
 		})
 	}
 	expect.Same(t, "descriptors", descriptors(t), before)
 	for thread, id := range threads(t) {
-		if id != home {
-			t.Errorf("thread %s is in namespace %s, not in %s", thread, id, home)
-		}
+		expect.That(t, id == home, "thread %s is in namespace %s, not in %s", thread, id, home)
 	}
 }
 
@@ -232,4 +221,30 @@ func threads(t *testing.T) map[string]netns.ID {
 		expect.NoError(t, ns.Close())
 	}
 	return all
+}
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
+
+// TestViewsShareOneLookAtAHost, and ask each container by themselves.
+func TestViewsShareOneLookAtAHost(t *testing.T) {
+	host := expect.Value(hostns.NewFinder().Open(""))(t)
+	defer func() { expect.NoError(t, host.Close()) }()
+	container := nettest.New(t)
+	looks := Dumps()
+	defer func() { expect.NoError(t, looks.Close()) }()
+	const n = 20
+	views := make([]*View, n)
+	parallel.Each(n, n, func(i int) {
+		var err error
+		views[i], err = looks.Open(context.Background(), host, container)
+		expect.That(t, err == nil, "%v", err)
+	})
+	for i, v := range views {
+		expect.That(t, v.Host != nil && v.Host == views[0].Host, "view %d has a look at the host of its own", i)
+		expect.That(t, !slices.ContainsFunc(views[:i], func(other *View) bool { return other.Container == v.Container }),
+			"view %d asks the container as another one does", i)
+	}
+	for _, v := range views {
+		expect.NoError(t, v.Close())
+	}
 }

@@ -55,7 +55,7 @@ func TestFind(t *testing.T) {
 	expect.NoError(t, os.Mkdir(filepath.Join(a, "folder"), 0o755))
 	dirs := []string{"", a, "/nonexistent", b}
 	missing := func(name string) string { return fmt.Sprintf("failed to find plugin %q in path %s", name, dirs) }
-	tests := []struct {
+	for _, tt := range []struct {
 		plugin, want, text string
 	}{
 		{plugin: "bridge", want: second},
@@ -72,26 +72,22 @@ func TestFind(t *testing.T) {
 		{plugin: "../bridge", text: `invalid plugin name: "../bridge"`},
 		{plugin: `..\bridge`, text: `invalid plugin name: "..\\bridge"`},
 		{plugin: "bridge\x00", text: `invalid plugin name: "bridge\x00"`},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.plugin, func(t *testing.T) {
 			got, err := Root("").Find(tt.plugin, dirs, false)
 			text := ""
 			if err != nil {
 				text = err.Error()
 			}
-			if got != tt.want || text != tt.text {
-				t.Errorf("got  %q, %q\nwant %q, %q", got, text, tt.want, tt.text)
-			}
+			expect.That(t, got == tt.want && text == tt.text, "got  %q, %q\nwant %q, %q", got, text, tt.want, tt.text)
 		})
 	}
 }
 
 func TestFindNothing(t *testing.T) {
 	_, err := Root("").Find("x", []string{"/nonexistent/a", "/nonexistent/b"}, false)
-	if want := `failed to find plugin "x" in path [/nonexistent/a /nonexistent/b]`; !errors.Is(err, ErrNotFound) || err.Error() != want {
-		t.Errorf("got  %v\nwant %s", err, want)
-	}
+	want := `failed to find plugin "x" in path [/nonexistent/a /nonexistent/b]`
+	expect.That(t, errors.Is(err, ErrNotFound) && err.Error() == want, "got  %v\nwant %s", err, want)
 	expect.Is(t, expect.Err(Root("").Find("x", nil, false)), ErrNotFound)
 }
 
@@ -99,9 +95,7 @@ func TestFindBelowARelativeDirectory(t *testing.T) {
 	d := dir(t, 0o755)
 	want := put(t, 0o755, d, "bridge")
 	t.Chdir(filepath.Dir(d))
-	if got, err := Root("").Find("bridge", []string{"bin"}, false); got != want || err != nil {
-		t.Errorf("got %q, %v; want %q", got, err, want)
-	}
+	expect.Same(t, "path", expect.Value(Root("").Find("bridge", []string{"bin"}, false))(t), want)
 }
 
 func TestFault_F24_PluginsThatAnybodyCouldHaveWritten(t *testing.T) {
@@ -136,25 +130,20 @@ func TestFault_F24_PluginsThatAnybodyCouldHaveWritten(t *testing.T) {
 			put(t, 0o755, safe, "bridge") // must not be used instead
 			got, err := Root("").Find("bridge", dirs, false)
 			if tt.culprit == "" {
-				if got != tt.path || err != nil {
-					t.Errorf("got %q, %v; want %q", got, err, tt.path)
-				}
+				expect.That(t, got == tt.path && err == nil, "got %q, %v; want %q", got, err, tt.path)
 				return
 			}
 			want := fmt.Sprintf(`plugin "bridge": %s (mode %s, owner %d) is writable by everybody: run chmod o-w on it, or allow insecure files (WithInsecureFiles)`, tt.culprit, tt.mode, os.Geteuid())
-			if !errors.Is(err, plainfile.ErrInsecure) || err.Error() != want || got != "" {
-				t.Errorf("got  %q, %v\nwant %s", got, err, want)
-			}
-			if got, err := Root("").Find("bridge", dirs, true); got != tt.path || err != nil {
-				t.Errorf("allowed: got %q, %v; want %q", got, err, tt.path)
-			}
+			expect.That(t, errors.Is(err, plainfile.ErrInsecure) && err.Error() == want && got == "", "got  %q, %v\nwant %s", got, err, want)
+			got, err = Root("").Find("bridge", dirs, true)
+			expect.That(t, got == tt.path && err == nil, "allowed: got %q, %v; want %q", got, err, tt.path)
 		})
 	}
 }
 
 func TestFault_F23_Environ(t *testing.T) {
 	path := "PATH=" + defaultPath
-	tests := []struct {
+	for _, tt := range []struct {
 		name             string
 		base, allow, cni []string
 		want             []string
@@ -186,8 +175,7 @@ func TestFault_F23_Environ(t *testing.T) {
 			[]string{"TOKEN=x", "CNI_COMMAND=DEL", "CNI_TOKEN=x", "PATH=/tmp", "CNI_COMMAND=ADD", "CNI_NETNS=/n", "CNI_IFNAME=eth0", "CNI_ARGS=", "CNI_PATH=/opt/cni/bin"},
 			[]string{"CNI_ARGS=", "CNI_COMMAND=ADD", "CNI_IFNAME=eth0", "CNI_NETNS=/n", "CNI_PATH=/opt/cni/bin", path},
 		},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			expect.Same(t, "environment", Environ(tt.base, tt.allow, tt.cni), tt.want)
 		})
@@ -196,12 +184,11 @@ func TestFault_F23_Environ(t *testing.T) {
 
 func TestTraceEnv(t *testing.T) {
 	state := expect.Value(trace.ParseTraceState("vendor=1"))(t)
-	member := expect.Value(baggage.NewMember("tenant", "blue"))(t)
-	bag := expect.Value(baggage.New(member))(t)
+	bag := expect.Value(baggage.New(expect.Value(baggage.NewMember("tenant", "blue"))(t)))(t)
 	span := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled})
 	traced := trace.ContextWithSpanContext(context.Background(), span)
 	const parent = "TRACEPARENT=00-01000000000000000000000000000000-0200000000000000-01"
-	tests := []struct {
+	for _, tt := range []struct {
 		name string
 		ctx  context.Context
 		want []string
@@ -214,8 +201,7 @@ func TestTraceEnv(t *testing.T) {
 			baggage.ContextWithBaggage(trace.ContextWithSpanContext(context.Background(), span.WithTraceState(state)), bag),
 			[]string{parent, "TRACESTATE=vendor=1", "BAGGAGE=tenant=blue"},
 		},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			expect.Same(t, "environment", TraceEnv(tt.ctx), tt.want)
 		})

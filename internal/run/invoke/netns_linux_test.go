@@ -43,9 +43,7 @@ func inNamespaces(t *testing.T) bool {
 	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) && os.Geteuid() == 0 {
 		out, err = run(&syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET})
 	}
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	expect.Must(t, err == nil, "%v\n%s", err, out)
 	return false
 }
 
@@ -86,9 +84,7 @@ func runIn(t *testing.T, ns *netns.Handle) string {
 	req := scripted(t, "netns")
 	req.In = in(ns)
 	out, err := Run(context.Background(), req, Limits{})
-	if err != nil {
-		t.Errorf("%v: %s", err, out.Stderr)
-	}
+	expect.That(t, err == nil, "%v: %s", err, out.Stderr)
 	return string(out.Stdout)
 }
 
@@ -133,8 +129,7 @@ func TestANamespaceThatCannotBeEntered(t *testing.T) {
 	req := scripted(t, "say started")
 	req.In = in(closed)
 	out, err := Run(context.Background(), req, Limits{})
-	if len(out.Stdout) != 0 || !errors.Is(err, os.ErrClosed) || !errors.Is(err, ErrNotStarted) || !strings.Contains(err.Error(), req.Path) {
-		t.Errorf("got %q, %v, want os.ErrClosed", out.Stdout, err)
-	}
+	expect.That(t, len(out.Stdout) == 0 && errors.Is(err, os.ErrClosed) && errors.Is(err, ErrNotStarted) && strings.Contains(err.Error(), req.Path),
+		"got %q, %v, want os.ErrClosed", out.Stdout, err)
 	expect.Same(t, "threads elsewhere", threadsElsewhere(t, own), 0)
 }

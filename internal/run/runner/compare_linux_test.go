@@ -105,12 +105,8 @@ func TestWhoCompares(t *testing.T) {
 				if filters = f.Detected; f.Executable {
 					filters = "any form"
 				}
-				if r.ContainerID != "c1" || r.IfName != "eth0" || r.Container == nil {
-					t.Errorf("request %+v", r)
-				}
-				if _, err := r.Delegate(ctx, "CHECK", "host-local", nil); err != nil {
-					t.Errorf("delegate: %v", err)
-				}
+				expect.That(t, r.ContainerID == "c1" && r.IfName == "eth0" && r.Container != nil, "request %+v", r)
+				expect.Succeeds(t, "delegate", expect.Err(r.Delegate(ctx, "CHECK", "host-local", nil)))
 				return []compare.Difference{{Kind: compare.Rule, Object: "x"}}, nil
 			}, tt.recorded...)
 			if tt.registered {
@@ -137,13 +133,10 @@ func TestAComparisonThatFails(t *testing.T) {
 		"panicked: broken": func(context.Context, *plugin.Request) ([]compare.Difference, error) { panic(broken) },
 	} {
 		_, ok, err := comparing(compares).Compare(t.Context(), checkCall("ours"), here(t))
-		if !ok || err == nil || !strings.Contains(err.Error(), what) {
-			t.Errorf("got %v, %v; want %s", ok, err, what)
-		}
+		expect.That(t, ok && err != nil && strings.Contains(err.Error(), what), "got %v, %v; want %s", ok, err, what)
 	}
 	call := checkCall("ours")
 	call.Stdin = []byte(`{`)
-	if _, ok, err := comparing(nil).Compare(t.Context(), call, here(t)); !ok || err == nil {
-		t.Errorf("got %v, %v for a request that is none", ok, err)
-	}
+	_, ok, err := comparing(nil).Compare(t.Context(), call, here(t))
+	expect.That(t, ok && err != nil, "got %v, %v for a request that is none", ok, err)
 }

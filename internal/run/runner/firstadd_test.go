@@ -85,18 +85,14 @@ func want(t *testing.T, tracker *Firsts, a adding, ok bool, wanted string) {
 	if end == nil {
 		return
 	}
-	if err := end(ok); err != nil {
-		t.Error(err)
-	}
+	expect.Succeeds(t, "end", end(ok))
 }
 
 // first begins an ADD that is the first, which the caller ends.
 func first(t *testing.T, tracker *Firsts, a adding) (end func(bool) error) {
 	t.Helper()
 	end, got := beginFirst(t, tracker, a, patience)
-	if got != "first" {
-		t.Fatalf("the ADD of %s is %s", a.of, got)
-	}
+	expect.Must(t, got == "first", "the ADD of %s is %s", a.of, got)
 	return end
 }
 
@@ -178,17 +174,14 @@ func TestATypeIsNotAskedForOnceThereWasAFirst(t *testing.T) {
 	tracker := newTracker(t.TempDir())
 	want(t, tracker, key("podnet", "bridge"), true, "first")
 	end, err := tracker.begin(t.Context(), "podnet", func() []lock.Key { t.Error("asked"); return nil }, tracker.wait, nil)
-	if err != nil || end(true) != nil {
-		t.Error(err)
-	}
+	expect.That(t, err == nil && end(true) == nil, "%v", err)
 }
 
 func TestOneWaitsForTheOneThatMakes(t *testing.T) {
 	tracker := newTracker(t.TempDir())
 	keys := func() []lock.Key { return []lock.Key{{Name: "shared/firewall"}} }
 	var made atomic.Bool
-	end, err := tracker.begin(t.Context(), "podnet", keys, time.Hour, made.Load)
-	expect.NoError(t, err)
+	end := expect.Value(tracker.begin(t.Context(), "podnet", keys, time.Hour, made.Load))(t)
 	made.Store(true) // a part is there, and the first plugin still makes the rest
 	second := make(chan error, 1)
 	go func() {
@@ -204,10 +197,5 @@ func TestOneWaitsForTheOneThatMakes(t *testing.T) {
 	case <-time.After(blink):
 	}
 	expect.NoError(t, end(true))
-	select {
-	case err := <-second:
-		expect.NoError(t, err)
-	case <-time.After(patience):
-		t.Fatal("the second one never began")
-	}
+	expect.NoError(t, expect.Await(t, "the second one", second))
 }

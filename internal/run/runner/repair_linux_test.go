@@ -39,14 +39,11 @@ func TestFixIsLentTheRuntimesResources(t *testing.T) {
 			called = true
 			g := caller.From(ctx)
 			expect.Same(t, "backend", g.Filters.Detected, "native")
-			if _, ok := ctx.Deadline(); !ok || g.Batch != of {
-				t.Errorf("deadline %v, batch %v", ok, g.Batch)
-			}
+			_, ok := ctx.Deadline()
+			expect.That(t, ok && g.Batch == of, "deadline %v, batch %v", ok, g.Batch)
 			return nil
 		}}, of)
-		if err != nil || !called {
-			t.Errorf("called: %v, %v", called, err)
-		}
+		expect.That(t, err == nil && called, "called: %v, %v", called, err)
 	}
 }
 
@@ -64,8 +61,7 @@ func TestAFixThatFails(t *testing.T) {
 			return ctx.Err()
 		},
 	} {
-		err := r.Fix(t.Context(), compare.Difference{Plugin: "ours", Fix: fix}, nil)
-		expect.Says(t, "error", err, want)
+		expect.Says(t, "error", r.Fix(t.Context(), compare.Difference{Plugin: "ours", Fix: fix}, nil), want)
 	}
 }
 

@@ -62,8 +62,7 @@ func TestNamesOnly(t *testing.T) {
 // TestDirectoryComesAndGoes: whatever happens to the directory, the caller hears that
 // anything in it may have changed.
 func TestDirectoryComesAndGoes(t *testing.T) {
-	parent := t.TempDir()
-	dir := filepath.Join(parent, "dir")
+	dir := filepath.Join(t.TempDir(), "dir")
 	w := opened(t, dir)
 	expect.Same(t, "lost, without a directory", now(t, w).Lost, false)
 	for round := range 3 {
@@ -92,8 +91,7 @@ func TestNoWatchesLeft(t *testing.T) {
 	none := expect.Value(unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0))(t)
 	expect.NoError(t, unix.Dup3(none, fd, unix.O_CLOEXEC), unix.Close(none)) // no inotify any more
 	for range 2 {
-		if c, err := w.Now(); err == nil || !c.Lost {
-			t.Errorf("got %+v, %v", c, err)
-		}
+		c, err := w.Now()
+		expect.That(t, err != nil && c.Lost, "got %+v, %v", c, err)
 	}
 }
