@@ -37,7 +37,7 @@ func TestHas(t *testing.T) {
 	// IPV4_DEVCONF_FORWARDING is 1, and first.
 	with := told(t, map[int]uint32{0: 1, 25: 1}, map[int]uint32{3: 2, 26: 1, 27: 1<<32 - 1})
 	without := told(t, nil, nil)
-	tests := map[string]struct {
+	for name, test := range map[string]struct {
 		link Link
 		s    Sysctl
 		want bool
@@ -57,8 +57,7 @@ func TestHas(t *testing.T) {
 		"no IPv6, and none asked": {without, Sysctl{Path: "net/ipv6/conf/eth0/accept_ra", Value: "0", Optional: true}, true},
 		"no IPv6, but asked":      {without, Sysctl{Path: "net/ipv6/conf/eth0/disable_ipv6", Value: "0"}, false},
 		"the kernel says nothing": {Link{Name: "eth0"}, Sysctl{Path: "net/ipv6/conf/eth0/accept_ra", Value: "0", Optional: true}, false},
-	}
-	for name, test := range tests {
+	} {
 		expect.Same(t, name, test.link.Has(test.s), test.want)
 	}
 }
@@ -67,9 +66,7 @@ func TestSettingsThatAreTruncated(t *testing.T) {
 	for what, spec := range map[string][]byte{"": {40, 0, unix.AF_INET, 0}, "nested": {8, 0, unix.AF_INET6, 0, 9, 0, 2, 0}} {
 		var bad error
 		new(Settings).parse(attributes{bad: &bad}.within(spec))
-		if !errors.Is(bad, errTruncated) {
-			t.Errorf("%s: got %v", what, bad)
-		}
+		expect.That(t, errors.Is(bad, errTruncated), "%s: got %v", what, bad)
 	}
 }
 
@@ -79,21 +76,16 @@ func TestNumbersAreTheKernels(t *testing.T) {
 	ns := newNS(t, "ns")
 	c := mustDial(t, ns)
 	must[Link](t)(Bridge{Name: "br0"}.Create(c))
-	values := map[string]string{
+	for path, value := range map[string]string{
 		"net/ipv4/conf/br0/forwarding": "1", "net/ipv4/conf/br0/arp_notify": "1", "net/ipv4/conf/br0/route_localnet": "1",
 		"net/ipv6/conf/br0/forwarding": "1", "net/ipv6/conf/br0/accept_ra": "2", "net/ipv6/conf/br0/disable_ipv6": "1",
 		"net/ipv6/conf/br0/accept_dad": "2", "net/ipv6/conf/br0/ndisc_notify": "1",
 		"net/ipv6/conf/br0/keep_addr_on_down": "1", "net/ipv6/conf/br0/enhanced_dad": "0",
-	}
-	for path, value := range values {
+	} {
 		s := Sysctl{Path: path, Value: value}
-		if l := must[Link](t)(c.Link("br0")); l.Has(s) {
-			t.Errorf("%s is %s before it is set", path, value)
-		}
+		expect.That(t, !must[Link](t)(c.Link("br0")).Has(s), "%s is %s before it is set", path, value)
 		expect.NoError(t, ns.Do(func() error { return writeSysctls([]Sysctl{s}) }))
-		if l := must[Link](t)(c.Link("br0")); !l.Has(s) {
-			t.Errorf("%s is not %s once it is set", path, value)
-		}
+		expect.That(t, must[Link](t)(c.Link("br0")).Has(s), "%s is not %s once it is set", path, value)
 	}
 }
 
@@ -104,13 +96,11 @@ func TestSet4(t *testing.T) {
 	for _, name := range []string{"arp_notify", "route_localnet"} {
 		expect.NoError(t, c.Set4(br.Index, name, 1))
 		var got []byte
-		if err := ns.Do(func() (err error) { got, err = os.ReadFile("/proc/sys/net/ipv4/conf/br0/" + name); return err }); err != nil || string(got) != "1\n" {
-			t.Errorf("%s is %q, %v", name, got, err)
-		}
+		err := ns.Do(func() (err error) { got, err = os.ReadFile("/proc/sys/net/ipv4/conf/br0/" + name); return err })
+		expect.That(t, err == nil && string(got) == "1\n", "%s is %q, %v", name, got, err)
 	}
-	if err := c.Set4(br.Index, "none", 1); err == nil || !strings.HasPrefix(err.Error(), "set none of interface ") {
-		t.Errorf("got %v", err)
-	}
+	err := c.Set4(br.Index, "none", 1)
+	expect.That(t, err != nil && strings.HasPrefix(err.Error(), "set none of interface "), "got %v", err)
 }
 
 func TestForwarding(t *testing.T) {
@@ -133,9 +123,8 @@ func TestErrorsNameTheRequest(t *testing.T) {
 	p := netip.MustParsePrefix("10.1.0.1/24")
 	expect.NoError(t, c.AddAddress(br.Index, p, false), c.AddAddress(br.Index, p, false, unix.EEXIST))
 	err := c.AddRoute(br.Index, Route{Dst: netip.MustParsePrefix("10.9.0.0/16"), Via: netip.MustParseAddr("10.8.0.1")}, false)
-	if want := "add route 10.9.0.0/16 via 10.8.0.1: network is unreachable"; err == nil || !strings.HasPrefix(err.Error(), want) || !errors.Is(err, unix.ENETUNREACH) {
-		t.Errorf("got %v, want %s", err, want)
-	}
+	want := "add route 10.9.0.0/16 via 10.8.0.1: network is unreachable"
+	expect.That(t, err != nil && strings.HasPrefix(err.Error(), want) && errors.Is(err, unix.ENETUNREACH), "got %v, want %s", err, want)
 	expect.Same(t, "addresses", must[[]Address](t)(c.Addresses(br.Index)), []Address{{Prefix: p}})
 }
 

@@ -92,35 +92,25 @@ func TestPairsAreDeletedTogether(t *testing.T) {
 	}
 	var d Deletions
 	for i, err := range c.together(t, &d, kept) {
-		if err != nil {
-			t.Errorf("pair %d: %v", i, err)
-		}
+		expect.That(t, err == nil, "pair %d: %v", i, err)
 	}
-	if got := c.onHost(t, "veth"); len(got) != kept {
-		t.Errorf("left: %v, want the %d others", got, kept)
-	}
+	got := c.onHost(t, "veth")
+	expect.That(t, len(got) == kept, "left: %v, want the %d others", got, kept)
 	for i := range kept {
 		must[Link](t)(c.conns[i].Link("eth0"))
 	}
-	if d.of(c.host.ID()).group == 0 {
-		t.Error("they were deleted one by one")
-	}
+	expect.That(t, d.of(c.host.ID()).group != 0, "they were deleted one by one")
 	taken := must[map[uint32]bool](t)(h.groups())
-	if !taken[7] || !taken[1<<30+5] {
-		t.Errorf("the groups of others are now %v", taken)
-	}
+	expect.That(t, taken[7] && taken[1<<30+5], "the groups of others are now %v", taken)
 }
 
 // TestTheKernelRefusesAGroup: then each pair is deleted by itself. It refuses because of
 // lo, whose index somebody lies about.
 func TestTheKernelRefusesAGroup(t *testing.T) {
 	c := newCrowd(t, 4)
-	lo := must[Link](t)(mustDial(t, c.host).Link("lo"))
-	c.links[2].Peer.Index = lo.Index
+	c.links[2].Peer.Index = must[Link](t)(mustDial(t, c.host).Link("lo")).Index
 	for i, err := range c.together(t, &Deletions{}, 0) {
-		if err != nil {
-			t.Errorf("pair %d: %v", i, err)
-		}
+		expect.That(t, err == nil, "pair %d: %v", i, err)
 	}
 	expect.Empty(t, "left", c.onHost(t, "veth"))
 	must[Link](t)(mustDial(t, c.host).Link("lo"))
@@ -134,9 +124,7 @@ func TestAMissingPairIsDeleted(t *testing.T) {
 			expect.NoError(t, c.conns[i].Delete(c.links[i].Index))
 		}
 		for i, err := range c.together(t, &Deletions{}, 0) {
-			if err != nil {
-				t.Errorf("pair %d: %v", i, err)
-			}
+			expect.That(t, err == nil, "pair %d: %v", i, err)
 		}
 		expect.Empty(t, "left", c.onHost(t, "veth"))
 	}
@@ -161,13 +149,11 @@ func TestAnEndThatWasMoved(t *testing.T) {
 	go func() { done <- d.DeletePair(c.conns[0], c.links[0], nil, c.host) }()
 	expect.Eventually(t, "it does not wait for others", func() bool { return len(done) == 1 })
 	expect.NoError(t, <-done)
-	if _, err := c.conns[0].Link("eth0"); !NotFound(err) {
-		t.Errorf("the pair is there: %v", err)
-	}
+	_, err := c.conns[0].Link("eth0")
+	expect.That(t, NotFound(err), "the pair is there: %v", err)
 	must[Link](t)(c.conns[1].Link("eth0"))
-	if got := c.onHost(t, "veth"); len(got) != 2 {
-		t.Errorf("left: %v, want 2", got)
-	}
+	got := c.onHost(t, "veth")
+	expect.That(t, len(got) == 2, "left: %v, want 2", got)
 }
 
 // TestManyDeleteAtOnce, as they come.
@@ -182,17 +168,13 @@ func TestManyDeleteAtOnce(t *testing.T) {
 	}
 	all.Wait()
 	for i, err := range errs {
-		if err != nil {
-			t.Errorf("pair %d: %v", i, err)
-		}
-		if _, err := c.conns[i].Link("eth0"); !NotFound(err) {
-			t.Errorf("pair %d is there: %v", i, err)
-		}
+		expect.That(t, err == nil, "pair %d: %v", i, err)
+		_, err := c.conns[i].Link("eth0")
+		expect.That(t, NotFound(err), "pair %d is there: %v", i, err)
 	}
 	in := d.of(c.host.ID())
-	if got := c.onHost(t, "veth"); len(got) != 0 || len(in.waiting)+len(in.leaders) != 0 {
-		t.Errorf("left: %v, %v", got, in)
-	}
+	got := c.onHost(t, "veth")
+	expect.That(t, len(got) == 0 && len(in.waiting)+len(in.leaders) == 0, "left: %v, %v", got, in)
 }
 
 // TestFewDeleteAlone: a pair of few teardowns waits for no others.
