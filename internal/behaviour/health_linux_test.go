@@ -28,9 +28,7 @@ func healthOf(t *testing.T, r *cni.Runtime, o cni.HealthOptions) (cni.Health, *c
 	t.Helper()
 	report := expect.Value(r.Health(t.Context(), o))(t)
 	h, ok := report.Of("c1")
-	if !ok {
-		t.Fatalf("no verdict on c1 in %v", report)
-	}
+	expect.Must(t, ok, "no verdict on c1 in %v", report)
 	return h, report
 }
 
@@ -85,9 +83,7 @@ func TestFault_F35_HealthSaysWhyAndRecoverKeepsLivingContainers(t *testing.T) {
 			if tt.is != nil {
 				expect.Is(t, h.Err(), tt.is)
 			}
-			if tt.state != cni.StateHealthy && !strings.Contains(h.Err().Error(), tt.text) {
-				t.Errorf("got %v, want %q", h.Err(), tt.text)
-			}
+			expect.That(t, tt.state == cni.StateHealthy || strings.Contains(h.Err().Error(), tt.text), "got %v, want %q", h.Err(), tt.text)
 			wantEncoded(t, h)
 			if tt.kept {
 				s.wantKept(r, &log, tt.is, tt.text)
@@ -256,8 +252,7 @@ func TestHealthRefusesAnIDThatIsNone(t *testing.T) {
 func TestHealthOfOthers(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	other := s.restarted(conf, cni.WithOwner("other"))
-	report := expect.Value(other.Health(t.Context(), cni.HealthOptions{}))(t)
-	expect.Same(t, "containers", len(report.Containers), 0)
+	expect.Same(t, "containers", len(expect.Value(other.Health(t.Context(), cni.HealthOptions{}))(t).Containers), 0)
 	h, _ := healthOf(t, other, cni.HealthOptions{Containers: []string{"c1"}})
 	expect.Same(t, "by its ID", h.State, cni.StateHealthy)
 }
@@ -321,8 +316,7 @@ func TestRecoverRemovesNoContainerForACheck(t *testing.T) {
 	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c1"}, Kept: report.Kept})
 	expect.Same(t, "kept", report.Kept["c1"] != nil, true)
 	s.DelLink("c1", "eth0")
-	report = expect.Value(s.restarted(conf).Recover(t.Context(), cni.RemoveBroken))(t)
-	expect.Same(t, "report", *report, removed)
+	expect.Same(t, "report", *expect.Value(s.restarted(conf).Recover(t.Context(), cni.RemoveBroken))(t), removed)
 }
 
 // TestRecoverRemovesNoContainerForASettingOfTheHost: a host that does not forward cuts
@@ -339,6 +333,5 @@ func TestRecoverRemovesNoContainerForASettingOfTheHost(t *testing.T) {
 	expect.Same(t, "kept", report.Kept["c1"] != nil, true)
 	expect.NoError(t, r.Check(t.Context(), "c1", host.Path("netns", "c1")))
 	host.Change("", port, (*netlink.Handle).LinkSetNoMaster)
-	report = expect.Value(r.Recover(t.Context(), cni.RemoveBroken))(t)
-	expect.Same(t, "removed", report.Removed, []string{"c1"})
+	expect.Same(t, "removed", expect.Value(r.Recover(t.Context(), cni.RemoveBroken))(t).Removed, []string{"c1"})
 }
