@@ -32,9 +32,7 @@ func reap(t *testing.T, r *cni.Runtime) {
 func letGoOf(h *testhost.Host, id string) bool {
 	h.T.Helper()
 	rec := expect.Value(h.Records().Load(record.ID(id)))(h.T)
-	if rec == nil {
-		h.T.Fatalf("%s is on no record", id)
-	}
+	expect.Must(h.T, rec != nil, "%s is on no record", id)
 	return rec.LetGo != nil
 }
 
@@ -104,9 +102,8 @@ func TestFault_F33_AContainerThatAnotherProcessKeepsLives(t *testing.T) {
 			}
 			report := expect.Value(r.Recover(t.Context()))(t)
 			expect.Same(t, "removed", report.Removed, nil)
-			if _, skipped := report.Skipped["c1"]; skipped != (who == "a mount") {
-				t.Errorf("report %+v", report)
-			}
+			_, skipped := report.Skipped["c1"]
+			expect.That(t, skipped == (who == "a mount"), "report %+v", report)
 			reap(t, r)
 			expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 			answers()
@@ -128,9 +125,7 @@ func TestFault_F33_AnUndecidableContainerStays(t *testing.T) {
 	view := func(from, to string) func(*testing.T, *realHost, *record.Record) {
 		return func(t *testing.T, _ *realHost, rec *record.Record) {
 			changed := strings.Replace(rec.NetNS.View, from, to, 1)
-			if changed == rec.NetNS.View {
-				t.Fatalf("no %q in the view %q", from, changed)
-			}
+			expect.Must(t, changed != rec.NetNS.View, "no %q in the view %q", from, changed)
 			rec.NetNS.View = changed
 		}
 	}
@@ -170,7 +165,7 @@ func TestFault_F33_AnUndecidableContainerStays(t *testing.T) {
 // TestFault_F33_AContainerWithoutAVisibleEndIsReported: it is reported once and
 // left alone.
 func TestFault_F33_AContainerWithoutAVisibleEndIsReported(t *testing.T) {
-	cases := map[string]struct {
+	for what, c := range map[string]struct {
 		testhost.Case
 		opts []cni.Opt
 		want string
@@ -182,8 +177,7 @@ func TestFault_F33_AContainerWithoutAVisibleEndIsReported(t *testing.T) {
 			opts: []cni.Opt{cni.WithPlugin("mesh", testhost.Idle{})}, want: `plugin \"mesh\" is the caller's`},
 		"the caller's bridge": {Case: testhost.Case{Plugins: []string{testhost.BridgeConf(testhost.HostLocal(testhost.V4Range))}},
 			opts: []cni.Opt{cni.WithPlugin("bridge", testhost.Idle{})}, want: `plugin \"bridge\" is the caller's`},
-	}
-	for what, c := range cases {
+	} {
 		t.Run(what, func(t *testing.T) {
 			h := newRealHost(t)
 			if c.Prepare != nil {
@@ -201,11 +195,8 @@ func TestFault_F33_AContainerWithoutAVisibleEndIsReported(t *testing.T) {
 			expect.Same(t, "kept", keeps(h.Host, "c1"), true)
 			expect.Same(t, "let go", letGoOf(h.Host, "c1"), false)
 			warned := slices.DeleteFunc(log.Lines("WARN"), func(line string) bool { return !strings.Contains(line, c.want) })
-			if len(warned) != 1 {
-				t.Errorf("%q is in the log %d times: %q", c.want, len(warned), log.Lines("WARN"))
-			}
-			report := expect.Value(r.Recover(t.Context()))(t)
-			expect.Is(t, report.Kept["c1"], cni.ErrInvalidNetNS)
+			expect.That(t, len(warned) == 1, "%q is in the log %d times: %q", c.want, len(warned), log.Lines("WARN"))
+			expect.Is(t, expect.Value(r.Recover(t.Context()))(t).Kept["c1"], cni.ErrInvalidNetNS)
 			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 		})
 	}

@@ -182,8 +182,7 @@ func TestAFlushThatFailsIsAFailedDEL(t *testing.T) {
 		expect.Same(t, "error", errors.Unwrap(err).Error(), `del network "net" of container c1, interface eth0: `+
 			`plugin type="a" (built in) failed (delete): apply batched changes: stuck (code 999)`)
 		expect.Same(t, "cached", s.Cached(), []string{"net-c1-eth0"})
-		_, err = os.Stat(s.RecordFile("c1") + ".json")
-		expect.NoError(t, err)
+		expect.NoError(t, expect.Err(os.Stat(s.RecordFile("c1")+".json")))
 	}
 	delete(fail, "DEL")
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
@@ -209,8 +208,7 @@ func TestTheSweepCompletesAFailedFlush(t *testing.T) {
 		r := s.Runtime(e.builtIn(map[string]error{"DEL": failure}, "portmap", "tuning", "bandwidth", "host-device"), testhost.ListOfTypes("net", tt.types...), tt.opt)
 		path := s.Container(id)
 		expect.NoError(t, testhost.SetUp(t.Context(), r, id, path)())
-		err := r.Remove(t.Context(), id, path)
-		expect.Same(t, id+": error", errors.Is(err, failure), !tt.madeUp)
+		expect.Same(t, id+": error", errors.Is(r.Remove(t.Context(), id, path), failure), !tt.madeUp)
 		expect.Same(t, id+": cached", slices.Contains(s.Cached(), "net-"+id+"-eth0"), !tt.madeUp)
 	}
 }
@@ -248,9 +246,7 @@ func TestAFailedFlushIsAnErrorLikeAllOthers(t *testing.T) {
 	expect.Same(t, "error of ADD", []any{add.Op, add.Plugin, add.PluginKind, add.Code, add.Msg},
 		[]any{"ADD", "b", "built in", uint(999), "apply batched changes: " + taken.Error()})
 	var left *cni.LeftoverError
-	if !errors.As(err, &left) {
-		t.Fatalf("%v", err)
-	}
+	expect.Must(t, errors.As(err, &left), "%v", err)
 	del := testhost.AsError(t, left)
 	expect.Same(t, "error of DEL", []any{del.Op, del.Plugin, del.PluginKind, del.Code, del.Msg},
 		[]any{"DEL", "b", "built in", uint(5), "apply batched changes: the socket is gone"})

@@ -28,7 +28,7 @@ func wireOf(opts ...NamespaceOpts) (string, error) {
 func TestDuty_R44_ByNameToo(t *testing.T) {
 	const ports, ranges = `[{"hostPort":1,"containerPort":2,"protocol":"tcp"}]`, `[[{"subnet":"10.0.0.0/8"}]]`
 	mapping, bandwidth, dns := PortMapping{HostPort: 1, ContainerPort: 2}, BandWidth{EgressRate: 3}, DNS{Servers: []string{"s"}}
-	tests := []struct {
+	for _, test := range []struct {
 		value any
 		want  string
 	}{
@@ -37,12 +37,10 @@ func TestDuty_R44_ByNameToo(t *testing.T) {
 		{bandwidth, `{"egressRate":3}`}, {&bandwidth, `{"egressRate":3}`}, {BandWidth{}, `{}`},
 		{dns, `{"servers":["s"]}`}, {&dns, `{"servers":["s"]}`},
 		{map[string]int{"HostPort": 1}, `{"HostPort":1}`}, {nil, `null`}, {json.RawMessage(`{"n":9007199254740993}`), `{"n":9007199254740993}`},
-	}
-	for _, test := range tests {
+	} {
 		got, err := wireOf(WithCapability("any", test.value))
-		if want := `{"any":` + test.want + `}`; err != nil || got != want {
-			t.Errorf("%#v: %s, %v; want %s", test.value, got, err, want)
-		}
+		want := `{"any":` + test.want + `}`
+		expect.That(t, err == nil && got == want, "%#v: %s, %v; want %s", test.value, got, err, want)
 	}
 }
 
@@ -64,9 +62,8 @@ func TestCapabilityThatCannotBe(t *testing.T) {
 		"capability portMappings: port mapping :0->0/tcp":    WithCapabilityPortMap([]PortMapping{{}}),
 	} {
 		got, err := wireOf(opt)
-		if !errors.Is(err, ErrInvalidArgument) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s, %v; want ErrInvalidArgument with %q", got, err, want)
-		}
+		expect.That(t, errors.Is(err, ErrInvalidArgument) && strings.Contains(err.Error(), want),
+			"%s, %v; want ErrInvalidArgument with %q", got, err, want)
 	}
 }
 

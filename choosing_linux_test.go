@@ -72,8 +72,7 @@ func TestWhichPluginRuns(t *testing.T) {
 			cni.WithPlugin("nowhere", testhost.Idle{})},
 			all{"bridge": callers, "bridge's IPAM": ours, "ptp": ours, "ptp's IPAM": ours, "own": callers, "nowhere": callers}},
 	} {
-		r := s.Runtime(append(tt.opts, builtIn, cni.WithConfListBytes([]byte(choosing)))...)
-		expect.Same(t, name, kinds(r), tt.want)
+		expect.Same(t, name, kinds(s.Runtime(append(tt.opts, builtIn, cni.WithConfListBytes([]byte(choosing)))...)), tt.want)
 	}
 }
 

@@ -20,9 +20,7 @@ func TestCompat_12_PathIsOpaqueOffLinux(t *testing.T) {
 		for _, goos := range platforms {
 			for _, p := range goList(t, goos, dir) {
 				linux, other := slices.Contains(p.GoFiles, files[0]), slices.Contains(p.GoFiles, files[1])
-				if linux != (goos == "linux") || other == linux {
-					t.Errorf("%s: compiled are %v", goos, p.GoFiles)
-				}
+				expect.That(t, linux == (goos == "linux") && other != linux, "%s: compiled are %v", goos, p.GoFiles)
 			}
 		}
 	}
@@ -43,7 +41,6 @@ func main() {
 	file := filepath.Join(t.TempDir(), "main.go")
 	expect.NoError(t, os.WriteFile(file, []byte(program), 0o644))
 	out, err := exec.Command("go", "run", file).CombinedOutput()
-	if want := "1 1 <nil>"; err != nil || string(out) != want {
-		t.Errorf("it says %q, %v; want %q", out, err, want)
-	}
+	want := "1 1 <nil>"
+	expect.That(t, err == nil && string(out) == want, "it says %q, %v; want %q", out, err, want)
 }

@@ -25,15 +25,11 @@ func TestExportedDocumentationCitesNothingUnexported(t *testing.T) {
 			if strings.HasSuffix(name, "_test.go") {
 				continue
 			}
-			f := expect.Value(parser.ParseFile(set, name, nil, parser.ParseComments))(t)
-			files = append(files, f)
+			files = append(files, expect.Value(parser.ParseFile(set, name, nil, parser.ParseComments))(t))
 		}
 		hidden := unexported(files)
-		p := expect.Value(doc.NewFromFiles(set, files, dir))(t)
-		docs := exportedDocs(p)
-		if dir == "." && !hidden["newNamespace"] || len(docs) < 2 {
-			t.Fatalf("%s: %d unexported names, %d comments", dir, len(hidden), len(docs))
-		}
+		docs := exportedDocs(expect.Value(doc.NewFromFiles(set, files, dir))(t))
+		expect.Must(t, (dir != "." || hidden["newNamespace"]) && len(docs) >= 2, "%s: %d unexported names, %d comments", dir, len(hidden), len(docs))
 		for of, text := range docs {
 			for _, cited := range cites(text, hidden) {
 				t.Errorf("%s: the documentation of %s cites %s, which is not exported", dir, of, cited)

@@ -56,8 +56,7 @@ func TestDurableStateIsMadeAfterTheRecord(t *testing.T) {
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attaching"})
 	files := func() (all []string) {
 		for _, pattern := range []string{h.Path("ipam", "net", "*"), h.Path("state", "results", "*")} {
-			found := expect.Value(filepath.Glob(pattern))(t)
-			all = append(all, found...)
+			all = append(all, expect.Value(filepath.Glob(pattern))(t)...)
 		}
 		return all
 	}
@@ -192,9 +191,8 @@ func TestARecordOfPluginsThatWriteNoFileIsNotSynced(t *testing.T) {
 			}
 			expect.Value(r.Setup(t.Context(), "c1", path, tt.opts...))(t)
 			expect.Same(t, "syncs", synced, tt.want)
-			if rec, err := s.Records().Load("c1"); rec == nil || err != nil || !rec.WasAttached() {
-				t.Errorf("record %+v, %v", rec, err)
-			}
+			rec, err := s.Records().Load("c1")
+			expect.That(t, rec != nil && err == nil && rec.WasAttached(), "record %+v, %v", rec, err)
 			expect.NoError(t, r.Remove(t.Context(), "c1", path))
 			s.WantClean(before)
 		})
@@ -217,14 +215,11 @@ func TestLoIsNotCached(t *testing.T) {
 			r := s.Runtime(tt.load...)
 			path := s.Container("c1")
 			expect.Value(r.Setup(t.Context(), "c1", path))(t)
-			found := expect.Value(filepath.Glob(s.Path("state", "results/*")))(t)
-			expect.Same(t, "cached", len(found), tt.cached)
+			expect.Same(t, "cached", len(expect.Value(filepath.Glob(s.Path("state", "results/*")))(t)), tt.cached)
 			rec := expect.Value(s.Records().Load("c1"))(t)
 			for _, n := range rec.Attachments {
 				expect.Same(t, "state of "+n.IfName, n.State, record.Added)
-				if len(n.Result) == 0 {
-					t.Errorf("%s has no result on record", n.IfName)
-				}
+				expect.That(t, len(n.Result) != 0, "%s has no result on record", n.IfName)
 			}
 			expect.NoError(t, r.Remove(t.Context(), "c1", path))
 			expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
@@ -267,14 +262,10 @@ func TestFault_F39_AReleaseIsOnTheDiskBeforeTheRecordGoes(t *testing.T) {
 		return <-end
 	})
 	done := testhost.Begin(func() error { return r.Remove(t.Context(), "c1", "") })
-	dir := expect.Await(t, "the sync", begun)
-	found := expect.Value(filepath.Glob(filepath.Join(dir, "*.*.*.*")))(t)
+	found := expect.Value(filepath.Glob(filepath.Join(expect.Await(t, "the sync", begun), "*.*.*.*")))(t)
 	expect.Same(t, "addresses when it began", found, []string(nil))
 	expect.Eventually(t, "a DEL while the release is on its way", func() bool { return !h.hasPort() })
-	rec := expect.Value(h.Records().Load("c1"))(t)
-	if rec == nil {
-		t.Error("the record is gone, and the release is not on the disk")
-	}
+	expect.That(t, expect.Value(h.Records().Load("c1"))(t) != nil, "the record is gone, and the release is not on the disk")
 	end <- errors.New("no space") // not a reason to fail
 	expect.NoError(t, expect.Await(t, "Remove", done))
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})

@@ -96,8 +96,7 @@ func ExampleRuntime_Load() {
 	if err := rt.Load(cni.WithLoNetwork, cni.WithConfListBytes(good)); err != nil {
 		log.Fatal(err)
 	}
-	noPlugins := []byte(`{"cniVersion": "1.0.0", "name": "podnet", "plugins": []}`)
-	err = rt.Load(cni.WithConfListBytes(noPlugins))
+	err = rt.Load(cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "podnet", "plugins": []}`)))
 	fmt.Println("refused:", cni.IsInvalidConfig(err))
 
 	for _, n := range rt.GetConfig().Networks {

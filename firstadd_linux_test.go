@@ -49,26 +49,6 @@ func TestFault_F16_TheFirstADDOfANetworkRunsAlone(t *testing.T) {
 	wantFirstAlone(t, s.TakeCalls(), 30)
 }
 
-func TestFault_F16_AfterTheFirstTheyOverlap(t *testing.T) {
-	s := testhost.NewStage(t)
-	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q")))
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "warm", s.Container("warm"))())
-	var gates []string
-	for i := range 5 {
-		gates = append(gates, s.Gate(fmt.Sprintf("c%d", i)))
-	}
-	s.On("q", "ADD", scripted.Action{Block: s.Path("gate-$CNI_CONTAINERID")})
-	done := testhost.Begin(func() error { return coldStart(s, 5, r) })
-	var letGo []func()
-	for _, gate := range gates {
-		letGo = append(letGo, s.Arrive(gate)) // all have arrived and none has left
-	}
-	for _, f := range letGo {
-		f()
-	}
-	expect.NoError(t, expect.Await(t, "all", done))
-}
-
 func TestFault_F16_AFirstADDBlocksOnlyNetworksWithItsPluginTypes(t *testing.T) {
 	s := testhost.NewStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q")), cni.WithConfListBytes(s.Network("two", "1.0.0", "r")),
@@ -89,8 +69,7 @@ func TestFault_F16_AFirstADDBlocksOnlyNetworksWithItsPluginTypes(t *testing.T) {
 
 func TestFault_F16_AFailedFirstADDLeavesTheNextOneFirst(t *testing.T) {
 	s := testhost.NewStage(t)
-	conf := cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q"))
-	r := s.Runtime(conf).Patiently()
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q"))).Patiently()
 	s.On("q", "ADD", testhost.Says(5, "no"))
 	expect.Fails(t, "no error", testhost.SetUp(t.Context(), r, "failed", s.Container("failed"))())
 	s.TakeCalls()
@@ -124,17 +103,6 @@ func TestFault_F16_AnotherProcessRunsItsFirstAlone(t *testing.T) {
 	for _, done := range both {
 		expect.NoError(t, expect.Await(t, "both", done))
 	}
-}
-
-func TestFault_F16_AChangedConfigurationHasAFirstADDAgain(t *testing.T) {
-	s := testhost.NewStage(t)
-	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p"))).Patiently()
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "warm", s.Container("warm"))())
-	s.LogEnds("p", "q")
-	expect.NoError(t, r.Load(cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q"))))
-	s.TakeCalls()
-	expect.NoError(t, coldStart(s, 6, r))
-	wantFirstAlone(t, s.TakeCalls(), 6)
 }
 
 // chainsOf splits a log by container and returns the containers in order.

@@ -42,14 +42,10 @@ func FuzzArgs(f *testing.F) {
 		got := map[string]string{}
 		for pair := range strings.SplitSeq(strings.Join(pairs, ";"), ";") { // as plugins split them
 			kv := strings.Split(pair, "=")
-			if len(kv) != 2 || kv[0] == "" {
-				t.Fatalf("plugins read the pair %q", pair)
-			}
+			expect.Must(t, len(kv) == 2 && kv[0] != "", "plugins read the pair %q", pair)
 			got[kv[0]] = kv[1]
 		}
-		if !maps.Equal(got, given) || !slices.IsSorted(keys) {
-			t.Errorf("%q became %q", given, pairs)
-		}
+		expect.That(t, maps.Equal(got, given) && slices.IsSorted(keys), "%q became %q", given, pairs)
 	})
 }
 
@@ -65,9 +61,7 @@ func FuzzPortMappings(f *testing.F) {
 		given := []PortMapping{{host, container, protocol, ip}, {host2, container, protocol2, ip2}}
 		ports, err := engine.ValidMappings(wireMappings(given))
 		if err != nil {
-			if !errors.Is(err, ErrInvalidArgument) || ports != nil {
-				t.Errorf("%v, %v", ports, err)
-			}
+			expect.That(t, errors.Is(err, ErrInvalidArgument) && ports == nil, "%v, %v", ports, err)
 			return
 		}
 		data, err := json.Marshal(ports)
@@ -80,20 +74,15 @@ func FuzzPortMappings(f *testing.F) {
 			Protocol      string `json:"protocol"`
 			HostIP        string `json:"hostIP"`
 		}
-		if err := dec.Decode(&read); err != nil || len(read) != 2 {
-			t.Fatalf("%v: %s", err, data)
-		}
+		err = dec.Decode(&read)
+		expect.Must(t, err == nil && len(read) == 2, "%v: %s", err, data)
 		for i, p := range read {
-			if p.HostPort < 1 || p.HostPort > 65535 || p.ContainerPort < 1 || p.ContainerPort > 65535 || p.HostPort != given[i].HostPort {
-				t.Errorf("%+v became %+v", given[i], p)
-			}
-			if !slices.Contains([]string{"tcp", "udp", "sctp"}, p.Protocol) {
-				t.Errorf("protocol %q", p.Protocol)
-			}
+			expect.That(t, p.HostPort >= 1 && p.HostPort <= 65535 && p.ContainerPort >= 1 && p.ContainerPort <= 65535 && p.HostPort == given[i].HostPort,
+				"%+v became %+v", given[i], p)
+			expect.That(t, slices.Contains([]string{"tcp", "udp", "sctp"}, p.Protocol), "protocol %q", p.Protocol)
 			if p.HostIP != "" {
-				if addr, err := netip.ParseAddr(p.HostIP); err != nil || addr.Zone() != "" {
-					t.Errorf("address %q", p.HostIP)
-				}
+				addr, err := netip.ParseAddr(p.HostIP)
+				expect.That(t, err == nil && addr.Zone() == "", "address %q", p.HostIP)
 			}
 		}
 		if a, b := read[0], read[1]; a.HostPort == b.HostPort && a.Protocol == b.Protocol && (a.HostIP == b.HostIP || a.HostIP == "" || b.HostIP == "") {
@@ -143,19 +132,14 @@ func fuzzResult(t *testing.T, cache string, out []byte, version string) {
 	a := &chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: "c", NetNS: "/ns", IfName: "eth0"}}
 	result, partial, err := c.Add(context.Background(), a, nil)
 	if err != nil {
-		if strings.Contains(err.Error(), "panic") {
-			t.Errorf("%q: %v", out, err)
-		}
+		expect.That(t, !strings.Contains(err.Error(), "panic"), "%q: %v", out, err)
 	} else {
 		r, err := newResult([]engine.Source{{Network: "net", IfName: "eth0", Result: result}}, "eth0")
-		if err != nil {
-			t.Fatalf("%q: accepted, and then refused: %v", out, err)
-		}
+		expect.Must(t, err == nil, "%q: accepted, and then refused: %v", out, err)
 		wantNothingLost(t, out, r)
 	}
-	if delErr := c.Del(context.Background(), a, partial); delErr != nil {
-		t.Errorf("%q (ADD: %v): DEL: %v", out, err, delErr)
-	}
+	delErr := c.Del(context.Background(), a, partial)
+	expect.That(t, delErr == nil, "%q (ADD: %v): DEL: %v", out, err, delErr)
 	if err == nil && prevResult == nil && version >= "0.4.0" {
 		t.Errorf("%q: DEL has no result", out)
 	}
@@ -173,26 +157,20 @@ func wantNothingLost(t *testing.T, out []byte, r *Result) {
 	}
 	for _, i := range network.Interfaces {
 		for _, address := range i.Addresses {
-			if !address.IsValid() {
-				t.Errorf("%q: an address of %s is not valid", out, i.Name)
-			}
+			expect.That(t, address.IsValid(), "%q: an address of %s is not valid", out, i.Name)
 			got = append(got, address.Prefix)
 		}
 	}
 	slices.SortFunc(want, comparePrefix)
 	slices.SortFunc(got, comparePrefix)
 	expect.Same(t, string(out), got, want)
-	if len(network.Interfaces) < len(plugin.Interfaces) || len(r.Routes) != len(plugin.Routes) || r.Interfaces["eth0"] == nil {
-		t.Errorf("%q: %d interfaces became %d, %d routes %d", out, len(plugin.Interfaces), len(network.Interfaces), len(plugin.Routes), len(r.Routes))
-	}
+	expect.That(t, len(network.Interfaces) >= len(plugin.Interfaces) && len(r.Routes) == len(plugin.Routes) && r.Interfaces["eth0"] != nil,
+		"%q: %d interfaces became %d, %d routes %d", out, len(plugin.Interfaces), len(network.Interfaces), len(plugin.Routes), len(r.Routes))
 	data, err := json.Marshal(r)
-	if err != nil {
-		t.Fatalf("%q: %v", out, err)
-	}
+	expect.Must(t, err == nil, "%q: %v", out, err)
 	var back Result
-	if err := json.Unmarshal(data, &back); err != nil {
-		t.Errorf("%q: cannot be read back: %v: %s", out, err, data)
-	}
+	err = json.Unmarshal(data, &back)
+	expect.That(t, err == nil, "%q: cannot be read back: %v: %s", out, err, data)
 }
 
 func comparePrefix(a, b netip.Prefix) int { return strings.Compare(a.String(), b.String()) }

@@ -38,9 +38,7 @@ func goList(t *testing.T, goos string, args ...string) []listed {
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("%v: %s", err, stderr.String())
-	}
+	expect.Must(t, err == nil, "%v: %s", err, stderr.String())
 	var all []listed
 	dec := json.NewDecoder(strings.NewReader(string(out)))
 	for {
@@ -80,24 +78,19 @@ func TestImportGraphHoldsNothingThatADaemonWouldNotWant(t *testing.T) {
 	}
 	for _, goos := range platforms {
 		for _, p := range goList(t, goos, "-deps", ".") {
-			if unwanted(p.ImportPath) {
-				t.Errorf("%s: the package depends on %s", goos, p.ImportPath)
-			}
+			expect.That(t, !unwanted(p.ImportPath), "%s: the package depends on %s", goos, p.ImportPath)
 		}
 	}
 	for _, path := range []string{"testing", "testing/iotest", goCNI, "k8s.io/api", testSupport[0]} {
-		if !unwanted(path) {
-			t.Errorf("the rule lets %s pass", path)
-		}
+		expect.That(t, unwanted(path), "the rule lets %s pass", path)
 	}
 }
 
 func TestInternalPackagesDoNotImportTheRoot(t *testing.T) {
 	for _, goos := range platforms {
 		for _, p := range goList(t, goos, "./internal/...", "./netns/...") {
-			if slices.Contains(p.Imports, ours) && !within(p.ImportPath, ours+"/internal/testhost") {
-				t.Errorf("%s: %s imports the root package", goos, p.ImportPath)
-			}
+			expect.That(t, !slices.Contains(p.Imports, ours) || within(p.ImportPath, ours+"/internal/testhost"),
+				"%s: %s imports the root package", goos, p.ImportPath)
 		}
 	}
 }
@@ -109,9 +102,7 @@ func TestTestSupportIsImportedByTestsAndProgramsOnly(t *testing.T) {
 				continue
 			}
 			for _, imported := range p.Imports {
-				if within(imported, testSupport...) {
-					t.Errorf("%s: %s imports %s", goos, p.ImportPath, imported)
-				}
+				expect.That(t, !within(imported, testSupport...), "%s: %s imports %s", goos, p.ImportPath, imported)
 			}
 		}
 	}
@@ -157,12 +148,10 @@ func TestOnlyLinksTalksRtnetlink(t *testing.T) {
 			}
 		}
 	}
-	if want := []string{ours + "/internal/builtin/bandwidth", ours + "/internal/builtin/lan", ours + "/internal/kernel/links"}; !slices.Equal(importers, want) {
-		t.Errorf("vishvananda/netlink is imported by %v, want %v", importers, want)
-	}
-	if want := []string{ours + "/internal/builtin/bandwidth", ours + "/internal/kernel/links"}; !slices.Equal(users, want) {
-		t.Errorf("route sockets are opened by %v, want %v", users, want)
-	}
+	want := []string{ours + "/internal/builtin/bandwidth", ours + "/internal/builtin/lan", ours + "/internal/kernel/links"}
+	expect.That(t, slices.Equal(importers, want), "vishvananda/netlink is imported by %v, want %v", importers, want)
+	want = []string{ours + "/internal/builtin/bandwidth", ours + "/internal/kernel/links"}
+	expect.That(t, slices.Equal(users, want), "route sockets are opened by %v, want %v", users, want)
 }
 
 // TestNothingRunsBeforeNew checks the source: it has no init functions, and

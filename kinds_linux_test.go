@@ -217,11 +217,10 @@ func TestFault_F57_OneOfTwoDELsMayFailWhereTheSweepSeesThatNothingIsLeft(t *test
 			s := testhost.NewStage(t)
 			r, path := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", typ)),
 				cni.WithBuiltins(map[string]plugin.Plugin{typ: testhost.Idle{}})), s.Container("c1")
-			_, err := r.Setup(t.Context(), "c1", path)
-			expect.NoError(t, err)
+			expect.NoError(t, expect.Err(r.Setup(t.Context(), "c1", path)))
 			s.ForgetKinds("c1")
 			s.On(typ, "DEL", testhost.Says(100, "not mine"))
-			err = r.Remove(t.Context(), "c1", path)
+			err := r.Remove(t.Context(), "c1", path)
 			expect.Same(t, "removed", err == nil, covered)
 			if err != nil {
 				expect.Same(t, "errors", testhost.Messages(err), []string{typ + ": not mine"})

@@ -77,9 +77,8 @@ func TestPackagesImportDownwards(t *testing.T) {
 		}
 	}
 	design := string(expect.Value(os.ReadFile("DESIGN.md"))(t))
-	if picture := draw(house); !strings.Contains(design, "```\n"+picture+"```\n") {
-		t.Errorf("the picture in DESIGN.md is not that of the imports, which is\n%s", picture)
-	}
+	picture := draw(house)
+	expect.That(t, strings.Contains(design, "```\n"+picture+"```\n"), "the picture in DESIGN.md is not that of the imports, which is\n%s", picture)
 }
 
 // draw draws the house from the roof to the ground.
@@ -115,12 +114,9 @@ func inModule(importPath string) string {
 
 // TestDesignListsThePackages compares DESIGN's table with the packages.
 func TestDesignListsThePackages(t *testing.T) {
-	design := expect.Value(os.ReadFile("DESIGN.md"))(t)
-	_, section, ok := strings.Cut(string(design), "\n## The packages\n")
+	_, section, ok := strings.Cut(string(expect.Value(os.ReadFile("DESIGN.md"))(t)), "\n## The packages\n")
 	section, _, end := strings.Cut(section, "\n## ")
-	if !ok || !end {
-		t.Fatal("DESIGN.md has no section on the packages")
-	}
+	expect.Must(t, ok && end, "DESIGN.md has no section on the packages")
 	var listed []string
 	for _, m := range regexp.MustCompile("`([a-z/*]+)`").FindAllStringSubmatch(section, -1) {
 		listed = append(listed, m[1])
@@ -130,13 +126,11 @@ func TestDesignListsThePackages(t *testing.T) {
 		packages = append(packages, inModule(p.ImportPath))
 	}
 	for _, name := range packages {
-		if !within(name, "examples") && !slices.ContainsFunc(listed, func(l string) bool { matched, _ := path.Match(l, name); return matched }) {
-			t.Errorf("DESIGN.md does not list %s", name)
-		}
+		expect.That(t, within(name, "examples") || slices.ContainsFunc(listed, func(l string) bool { matched, _ := path.Match(l, name); return matched }),
+			"DESIGN.md does not list %s", name)
 	}
 	for _, l := range listed {
-		if !slices.ContainsFunc(packages, func(name string) bool { matched, _ := path.Match(l, name); return matched }) {
-			t.Errorf("DESIGN.md lists %s, which is no package", l)
-		}
+		expect.That(t, slices.ContainsFunc(packages, func(name string) bool { matched, _ := path.Match(l, name); return matched }),
+			"DESIGN.md lists %s, which is no package", l)
 	}
 }

@@ -82,8 +82,7 @@ func TestANamespaceStaysOnRecordIfTheDiskFails(t *testing.T) {
 	broken := errors.New("the disk is broken")
 	syncs := 0
 	r.SyncRecordsBy(func(f *os.File) error { return f.Sync() })
-	result := expect.Value(r.Setup(t.Context(), "c1", "", cni.WithNewNetNS()))(t)
-	path := result.NetNS
+	path := expect.Value(r.Setup(t.Context(), "c1", "", cni.WithNewNetNS()))(t).NetNS
 	ns := expect.Value(netns.Open(path))(t)
 	defer ns.Close() // was only looked at
 	attempt := func(failing int) error {
@@ -108,9 +107,7 @@ func TestANamespaceStaysOnRecordIfTheDiskFails(t *testing.T) {
 	for n := 1; ; n++ {
 		err := attempt(n)
 		rec := expect.Value(h.Records().Load("c1"))(t)
-		if rec == nil || rec.NetNS.ID() != ns.ID() || !rec.NetNS.Ours {
-			t.Fatalf("write %d fails: record %+v of namespace %v", n, rec, ns.ID())
-		}
+		expect.Must(t, rec != nil && rec.NetNS.ID() == ns.ID() && rec.NetNS.Ours, "write %d fails: record %+v of namespace %v", n, rec, ns.ID())
 		now := expect.Value(netns.Open(path))(t)
 		expect.Same(t, "namespace", now.ID(), ns.ID())
 		expect.NoError(t, now.Close())

@@ -24,13 +24,10 @@ const numbersDocument = "docs/duties-faults-figures.md"
 // TestFigure_M11_EveryNumberHasATestAndALine: the document and the tests agree
 // on the numbers and on the packages that have tests of each.
 func TestFigure_M11_EveryNumberHasATestAndALine(t *testing.T) {
-	data := expect.Value(os.ReadFile(numbersDocument))(t)
-	lines := numberLines(t, string(data))
+	lines := numberLines(t, string(expect.Value(os.ReadFile(numbersDocument))(t)))
 	tested := testedNumbers(t)
 	for number, packages := range tested {
-		if lines[number] == "" {
-			t.Errorf("%s names tests of %v, and has no line in %s", number, packages, numbersDocument)
-		}
+		expect.That(t, lines[number] != "", "%s names tests of %v, and has no line in %s", number, packages, numbersDocument)
 	}
 	for number, line := range lines {
 		switch got := strings.Join(tested[number], ", "); {
@@ -54,15 +51,11 @@ func numberLines(t *testing.T, document string) map[string]string {
 	for _, m := range numberLine.FindAllStringSubmatch(document, -1) {
 		number := m[1]
 		n, err := strconv.Atoi(number[1:])
-		if err != nil || n != highest[number[0]]+1 {
-			t.Errorf("%s: %s does not follow the number before: %v", numbersDocument, number, err)
-		}
+		expect.That(t, err == nil && n == highest[number[0]]+1, "%s: %s does not follow the number before: %v", numbersDocument, number, err)
 		highest[number[0]] = n
 		lines[number] = strings.ReplaceAll(m[2], "`", "")
 	}
-	if len(highest) != 3 {
-		t.Fatalf("%s has numbers up to %v", numbersDocument, highest)
-	}
+	expect.Must(t, len(highest) == 3, "%s has numbers up to %v", numbersDocument, highest)
 	return lines
 }
 

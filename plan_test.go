@@ -49,8 +49,7 @@ func TestPlanHasWhatSetupWouldAsk(t *testing.T) {
 
 func asJSON(t *testing.T, v any) string {
 	t.Helper()
-	data := expect.Value(json.MarshalIndent(v, "", " "))(t)
-	return string(data)
+	return string(expect.Value(json.MarshalIndent(v, "", " "))(t))
 }
 
 func TestPlanRefusesWhatSetupRefuses(t *testing.T) {
@@ -72,8 +71,7 @@ func TestPlanRefusesWhatSetupRefuses(t *testing.T) {
 			expect.Same(t, "plan", p, nil)
 		})
 	}
-	empty := expect.Value(cni.New())(t)
-	expect.Is(t, expect.Err(empty.Plan("c1", "")), cni.ErrCNINotInitialized)
+	expect.Is(t, expect.Err(expect.Value(cni.New())(t).Plan("c1", "")), cni.ErrCNINotInitialized)
 }
 
 func TestPlanConvertsResultsAsSetup(t *testing.T) {
@@ -95,8 +93,6 @@ func TestPlanConvertsResultsAsSetup(t *testing.T) {
 	expect.Same(t, "ports of a network without portmap", result.Networks[1].Ports, nil)
 	expect.Same(t, "results", result.Raw(), results)
 
-	_, err = p.Result(results[:1])
-	expect.Is(t, err, cni.ErrInvalidArgument)
-	_, err = p.Result([]*types100.Result{results[0], nil})
-	expect.Is(t, err, cni.ErrInvalidResult)
+	expect.Is(t, expect.Err(p.Result(results[:1])), cni.ErrInvalidArgument)
+	expect.Is(t, expect.Err(p.Result([]*types100.Result{results[0], nil})), cni.ErrInvalidResult)
 }

@@ -82,8 +82,7 @@ func TestFault_F33_TheNextProcessGoesOn(t *testing.T) {
 // veths returns the indexes of the host's ends of veth pairs.
 func (h *realHost) veths() (all []int) {
 	h.T.Helper()
-	list := expect.Value(audit.Dump(netlink.LinkList))(h.T)
-	for _, l := range list {
+	for _, l := range expect.Value(audit.Dump(netlink.LinkList))(h.T) {
 		if l.Type() == "veth" {
 			all = append(all, l.Attrs().Index)
 		}
@@ -100,9 +99,7 @@ func TestFault_F33_ADescriptorIsLetGo(t *testing.T) {
 	expect.NoError(t, testhost.UnableToMount(testhost.SetUp(t.Context(), r, "c1", path)))
 	expect.Same(t, "kept by a mount", keeps(h.Host, "c1"), false)
 	expect.NoError(t, netns.Remove(path))
-	if openAs(t, id) == 0 {
-		t.Error("no descriptor keeps the namespace")
-	}
+	expect.That(t, openAs(t, id) != 0, "no descriptor keeps the namespace")
 	h.eventuallyReaped(r)
 	expect.Same(t, "descriptors", openAs(t, id), 0)
 }
@@ -194,8 +191,7 @@ func TestFault_F33_OneInACrowd(t *testing.T) {
 	lives := h.Container("c2")
 	testhost.MustSetUp(t, r, "c2", lives)
 	expect.Eventually(h.T, "the end of c1", func() bool {
-		rec := expect.Value(h.Records().Load("c1"))(t)
-		return rec == nil
+		return expect.Value(h.Records().Load("c1"))(t) == nil
 	})
 	expect.NoError(t, r.Remove(t.Context(), "c2", lives))
 }

@@ -44,8 +44,7 @@ func via(s, gateway string) Address {
 // and pointers are followed.
 func show(t testing.TB, v any) string {
 	t.Helper()
-	data := expect.Value(json.MarshalIndent(v, "", " "))(t)
-	return string(data)
+	return string(expect.Value(json.MarshalIndent(v, "", " "))(t))
 }
 
 func wantShown(t *testing.T, name string, got, want any) {
@@ -82,9 +81,7 @@ func TestResultKeepsEverythingOfANetwork(t *testing.T) {
 	})
 	wantShown(t, "routes", r.Routes, want.Routes)
 	wantShown(t, "DNS", r.DNS, []types.DNS{want.DNS})
-	if len(r.Raw()) != 1 || r.Raw()[0].Interfaces[2].Mtu != 1400 {
-		t.Errorf("raw %+v", r.Raw())
-	}
+	expect.That(t, len(r.Raw()) == 1 && r.Raw()[0].Interfaces[2].Mtu == 1400, "raw %+v", r.Raw())
 }
 
 func mask(s string) net.IPNet {
@@ -99,7 +96,7 @@ func mask(s string) net.IPNet {
 // results before CNI 0.3.0. In the map that is the default's, as in go-cni.
 func TestAddressesWithoutAnInterface(t *testing.T) {
 	address := []Address{prefix("10.0.0.2/24")}
-	tests := map[string]struct {
+	for name, test := range map[string]struct {
 		text string
 		want []*Interface
 	}{
@@ -116,13 +113,11 @@ func TestAddressesWithoutAnInterface(t *testing.T) {
 			`{"interfaces": [{"name": "net1", "sandbox": "/ns"}], "ips": [{"address": "10.0.0.2/24"}]}`,
 			[]*Interface{{Name: "net1", Network: "n0", Sandbox: "/ns"}, {Name: "eth0", Network: "n0", Addresses: address}},
 		},
-	}
-	for name, test := range tests {
+	} {
 		r := resultOf(t, test.text)
 		wantShown(t, name, r.Networks[0].Interfaces, test.want)
-		if ips := r.Interfaces["eth0"].IPConfigs; len(ips) != 1 || ips[0].IP.String() != "10.0.0.2" {
-			t.Errorf("%s: the map has %s", name, show(t, r.Interfaces))
-		}
+		ips := r.Interfaces["eth0"].IPConfigs
+		expect.That(t, len(ips) == 1 && ips[0].IP.String() == "10.0.0.2", "%s: the map has %s", name, show(t, r.Interfaces))
 	}
 }
 
@@ -148,13 +143,10 @@ func TestFault_F19_InterfacesOfOneName(t *testing.T) {
 		wantShown(t, name+", map", r.Interfaces, map[string]*Config{"eth0": {Mac: "c", Sandbox: "/ns", IPConfigs: []*IPConfig{{IP: net.ParseIP("10.1.0.2")}}}})
 		for _, i := range r.Networks[0].Interfaces {
 			want := map[string]string{"h": "192.0.2.1/24", "c": "10.1.0.2/24"}[i.Mac]
-			if len(i.Addresses) != 1 || i.Addresses[0].Prefix.String() != want {
-				t.Errorf("%s: %s has %v, want %s", name, i.Mac, i.Addresses, want)
-			}
+			expect.That(t, len(i.Addresses) == 1 && i.Addresses[0].Prefix.String() == want, "%s: %s has %v, want %s", name, i.Mac, i.Addresses, want)
 		}
-		if got := r.Primary(); got == nil || got.Mac != "c" {
-			t.Errorf("%s: primary is %+v, want the container's", name, got)
-		}
+		got := r.Primary()
+		expect.That(t, got != nil && got.Mac == "c", "%s: primary is %+v, want the container's", name, got)
 	}
 }
 
@@ -199,12 +191,10 @@ func TestPrimaryAddress(t *testing.T) {
 			primary = p.Name
 		}
 		got := [3]string{primary, shown(r.IPv4()), shown(r.IPv6())}
-		if want := [3]string{test.primary, test.four, test.six6}; got != want {
-			t.Errorf("%s: %q, want %q", name, got, want)
-		}
-		if a := r.IPv4(); a.IsValid() && a.IP() != a.Prefix.Addr() {
-			t.Errorf("%s: IP %v of %v", name, a.IP(), a.Prefix)
-		}
+		want := [3]string{test.primary, test.four, test.six6}
+		expect.That(t, got == want, "%s: %q, want %q", name, got, want)
+		a := r.IPv4()
+		expect.That(t, !a.IsValid() || a.IP() == a.Prefix.Addr(), "%s: IP %v of %v", name, a.IP(), a.Prefix)
 	}
 }
 
@@ -224,9 +214,8 @@ func TestResultThatCannotBeWalked(t *testing.T) {
 		"address 0 is of interface -1 of 1":                        {Interfaces: []*types100.Interface{{}}, IPs: []*types100.IPConfig{index(-1)}},
 	} {
 		got, err := newResult([]engine.Source{{Network: "net", IfName: "eth0", Result: r}}, "eth0")
-		if got != nil || !IsInvalidResult(err) || !strings.Contains(err.Error(), `network "net": `) || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, %v; want ErrInvalidResult with %q", got, err, want)
-		}
+		expect.That(t, got == nil && IsInvalidResult(err) && strings.Contains(err.Error(), `network "net": `) && strings.Contains(err.Error(), want),
+			"got %v, %v; want ErrInvalidResult with %q", got, err, want)
 	}
 }
 
@@ -237,9 +226,7 @@ func TestMergedDNS(t *testing.T) {
 		`{"dns": {"domain": "second", "options": ["x", "y"]}}`)
 	want := types.DNS{Nameservers: []string{"1.1.1.1", "8.8.8.8", "9.9.9.9"}, Domain: "first", Search: []string{"a", "b"}, Options: []string{"x", "y"}}
 	expect.Same(t, "MergedDNS", r.MergedDNS(), want)
-	if r.DNS[0].Nameservers[1] != "8.8.8.8" || len(r.DNS) != 4 || len(r.DNS[0].Nameservers) != 2 {
-		t.Errorf("merging changed %+v", r.DNS)
-	}
+	expect.That(t, r.DNS[0].Nameservers[1] == "8.8.8.8" && len(r.DNS) == 4 && len(r.DNS[0].Nameservers) == 2, "merging changed %+v", r.DNS)
 }
 
 // TestResultComesBackFromJSON except for the raw results.
@@ -249,13 +236,11 @@ func TestResultComesBackFromJSON(t *testing.T) {
 	} {
 		data := expect.Value(json.Marshal(r))(t)
 		var back Result
-		if err := json.Unmarshal(data, &back); err != nil {
-			t.Fatalf("%s: %v: %s", name, err, data)
-		}
+		err := json.Unmarshal(data, &back)
+		expect.Must(t, err == nil, "%s: %v: %s", name, err, data)
 		wantShown(t, name, back, r)
-		if !reflect.DeepEqual(back.Primary(), r.Primary()) || back.IPv6() != r.IPv6() || back.Raw() != nil {
-			t.Errorf("%s: primary %+v, was %+v", name, back.Primary(), r.Primary())
-		}
+		expect.That(t, reflect.DeepEqual(back.Primary(), r.Primary()) && back.IPv6() == r.IPv6() && back.Raw() == nil,
+			"%s: primary %+v, was %+v", name, back.Primary(), r.Primary())
 	}
 }
 
@@ -274,7 +259,7 @@ func TestResultThatGoCNIWrote(t *testing.T) {
 
 func TestAddressOfAnyShape(t *testing.T) {
 	four, six := net.ParseIP("10.0.0.2"), net.ParseIP("2001:db8::2")
-	tests := map[string]struct {
+	for name, test := range map[string]struct {
 		ip   net.IPNet
 		want string
 	}{
@@ -287,8 +272,7 @@ func TestAddressOfAnyShape(t *testing.T) {
 		"no mask":                    {net.IPNet{IP: four}, "10.0.0.2/32"},
 		"mask with a hole":           {net.IPNet{IP: six, Mask: net.IPMask(net.ParseIP("ff00:ff::"))}, "2001:db8::2/128"},
 		"no address":                 {net.IPNet{}, "invalid Prefix"},
-	}
-	for name, test := range tests {
+	} {
 		expect.Same(t, name, engine.NewAddress(test.ip, nil).Prefix.String(), test.want)
 	}
 }

@@ -45,9 +45,8 @@ func TestARuntimeForEachContainer(t *testing.T) {
 	}
 	for i, r := range append(all, first) {
 		var taken *cni.PortError
-		if err := attach(r, fmt.Sprint("e", i), 9004); !errors.As(err, &taken) || taken.ContainerID != "c4" {
-			t.Errorf("Runtime %d gives the port of c4: %v", i, err)
-		}
+		err := attach(r, fmt.Sprint("e", i), 9004)
+		expect.That(t, errors.As(err, &taken) && taken.ContainerID == "c4", "Runtime %d gives the port of c4: %v", i, err)
 	}
 }
 
@@ -80,8 +79,7 @@ func watches(t *testing.T, dir string) (n int) {
 	t.Helper()
 	var st unix.Stat_t
 	expect.NoError(t, unix.Stat(dir, &st))
-	all := expect.Value(filepath.Glob("/proc/self/fdinfo/*"))(t)
-	for _, info := range all {
+	for _, info := range expect.Value(filepath.Glob("/proc/self/fdinfo/*"))(t) {
 		text, err := os.ReadFile(info)
 		if err == nil && strings.Contains(string(text), fmt.Sprintf("inotify wd:1 ino:%x ", st.Ino)) {
 			n++ // a descriptor that is closed by now is none

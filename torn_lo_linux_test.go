@@ -25,8 +25,7 @@ func tornLo(t *testing.T, torn func(whole []byte) []byte) *realHost {
 	testhost.MustSetUp(t, h.Real(cni.WithLoNetwork, cni.WithOwner("tester")), "c1", path)
 	h.Unpin()
 	file := h.RecordFile("c1") + ".json"
-	whole := expect.Value(os.ReadFile(file))(t)
-	expect.NoError(t, os.WriteFile(file, torn(whole), 0o600))
+	expect.NoError(t, os.WriteFile(file, torn(expect.Value(os.ReadFile(file))(t)), 0o600))
 	expect.NoError(t, netns.Remove(path))
 	h.Container("c1")
 	return h
@@ -111,8 +110,7 @@ func TestATornRecordThatMayBeOfMoreThanLoIsKept(t *testing.T) {
 // entry appends an entry to the record of c1.
 func (h *realHost) entry(e record.Entry) {
 	h.T.Helper()
-	dir := h.T.TempDir()
-	s := record.Open(dir)
+	s := record.Open(h.T.TempDir())
 	r := &record.Record{ContainerID: e.ContainerID, Attachments: []record.Attachment{{IfName: e.IfName}}}
 	expect.NoError(h.T, s.Begin(r))
 	before := expect.Value(os.ReadFile(s.Path(record.Name(e.ContainerID))))(h.T)
@@ -128,8 +126,7 @@ func TestRecoverDeletesManyTornRecordsAtOnce(t *testing.T) {
 	r := h.Real(lo, cni.WithBuiltinPlugins(), cni.WithOwner("tester"))
 	cached := func(want int) {
 		t.Helper()
-		files := expect.Value(os.ReadDir(h.Path("state", "results")))(t)
-		expect.Same(t, "files of libcni's cache", len(files), want)
+		expect.Same(t, "files of libcni's cache", len(expect.Value(os.ReadDir(h.Path("state", "results")))(t)), want)
 	}
 	var want []string
 	for i := range 5 {

@@ -13,9 +13,8 @@ func TestDiffCountsLines(t *testing.T) {
 	after := Lines{"a", "c", "c", "d", "d"}
 	added, removed := Diff(before, after)
 	expect.Same(t, "difference", [2]Lines{added, removed}, ([2]Lines{{"c", "d", "d"}, {"a", "b"}}))
-	if added, removed := Diff(before, before); added != nil || removed != nil {
-		t.Errorf("of equals: %v, %v", added, removed)
-	}
+	added, removed = Diff(before, before)
+	expect.That(t, added == nil && removed == nil, "of equals: %v, %v", added, removed)
 }
 
 func TestWithout(t *testing.T) {
@@ -62,14 +61,12 @@ table inet t {
 		`nft rule inet t c tcp dport { 80, 443 } accept comment "a {"`,
 	}
 	got := parseRuleset(out, map[string]bool{"ip nat": true})
-	if !reflect.DeepEqual([]string(got), want) {
-		t.Errorf("got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-	}
+	expect.That(t, reflect.DeepEqual([]string(got), want), "got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 }
 
 func TestShared(t *testing.T) {
 	const hash = "CNI-DN-6f8bb2e8c4d0e9ab8d1c2"
-	tests := []struct {
+	for _, tt := range []struct {
 		shared, own string // a near miss
 	}{
 		{`link cni0 type bridge mtu 1500 up`, `link bridge type veth master cni0 mtu 1500 up`},
@@ -105,18 +102,11 @@ func TestShared(t *testing.T) {
 		{`nft rule inet cni_plugins_masquerade postrouting goto masq_checks`, `nft rule inet cni_plugins_masquerade masq_checks ip saddr 10.1.0.2 ip daddr != 10.1.0.0/24 masquerade comment "x"`},
 		{`nft chain bridge nat PREROUTING type filter hook prerouting priority dstnat; policy accept;`, `nft chain bridge nat cni-br-iface-c1-eth0`},
 		{`nft table bridge nat`, `nft rule bridge nat PREROUTING iifname "veth1" jump cni-br-iface-c1-eth0 comment "macspoofchk-c1-eth0"`},
-	}
-	for _, tt := range tests {
-		if !Shared(tt.shared) {
-			t.Errorf("not shared: %s", tt.shared)
-		}
-		if Shared(tt.own) {
-			t.Errorf("shared: %s", tt.own)
-		}
+	} {
+		expect.That(t, Shared(tt.shared), "not shared: %s", tt.shared)
+		expect.That(t, !Shared(tt.own), "shared: %s", tt.own)
 	}
 	for _, own := range []string{"", "link", "addr x", "route 10.0.0.0/8", "process bridge: bridge", "fd socket", "netns /run/netns/a none", "missing nft"} {
-		if Shared(own) {
-			t.Errorf("shared: %q", own)
-		}
+		expect.That(t, !Shared(own), "shared: %q", own)
 	}
 }

@@ -37,9 +37,7 @@ func TestSharedAreTheReferencePluginsLeftovers(t *testing.T) {
 			container := expect.Value(netns.Create(pin))(t)
 			defer func() {
 				container.Close()
-				if err := netns.Remove(pin); err != nil {
-					t.Error(err)
-				}
+				expect.Succeeds(t, "Remove", netns.Remove(pin))
 			}()
 			list := expect.Value(libcni.NetworkConfFromBytes([]byte(strings.NewReplacer("BACKEND", backend, "STATE", state).Replace(conflist))))(t)
 			config := libcni.NewCNIConfigWithCacheDir([]string{plugins}, filepath.Join(state, "cache"), nil)
@@ -66,16 +64,14 @@ func checkShared(t *testing.T, start, attached, detached Lines) {
 	made, _ := Diff(start, attached)
 	left, gone := Diff(start, detached)
 	t.Logf("made:\n%s", text(made))
-	if leaked := left.Without(Shared); leaked != nil || gone != nil {
-		t.Errorf("left and not shared:\n%s\ngone:\n%s", text(leaked), text(gone))
-	}
+	leaked := left.Without(Shared)
+	expect.That(t, leaked == nil && gone == nil, "left and not shared:\n%s\ngone:\n%s", text(leaked), text(gone))
 	// A bridge without ports may have another MTU. Nothing else changes.
 	shared := made.Without(func(l string) bool { return !Shared(l) })
 	if !reflect.DeepEqual(shared, left) {
 		added, removed := Diff(shared, left)
 		t.Errorf("shared, but gone with the container:\n%s\nand shared only afterwards:\n%s", text(removed), text(added))
 	}
-	if own := made.Without(Shared); len(own) < 15 {
-		t.Errorf("the container's own lines are only:\n%s", text(own))
-	}
+	own := made.Without(Shared)
+	expect.That(t, len(own) >= 15, "the container's own lines are only:\n%s", text(own))
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -24,9 +25,7 @@ func inNS(t *testing.T, fn func()) {
 	path := filepath.Join(t.TempDir(), "ns")
 	h := expect.Value(netns.Create(path))(t)
 	defer func() {
-		if err := errors.Join(h.Close(), netns.Remove(path)); err != nil {
-			t.Error(err)
-		}
+		expect.Succeeds(t, "Join", errors.Join(h.Close(), netns.Remove(path)))
 	}()
 	expect.NoError(t, h.Do(func() error { fn(); return nil }))
 }
@@ -34,9 +33,8 @@ func inNS(t *testing.T, fn func()) {
 // sh runs a script in the calling thread's namespaces.
 func sh(t *testing.T, script string) {
 	t.Helper()
-	if out, err := exec.Command("sh", "-ec", script).CombinedOutput(); err != nil {
-		t.Fatalf("%s\n%v: %s", script, err, out)
-	}
+	out, err := exec.Command("sh", "-ec", script).CombinedOutput()
+	expect.Must(t, err == nil, "%s\n%v: %s", script, err, out)
 }
 
 func snapshot(t *testing.T, o Options) Lines {
@@ -48,9 +46,9 @@ func snapshot(t *testing.T, o Options) Lines {
 // was removed.
 func wantDiff(t *testing.T, what string, before, after, want Lines) {
 	t.Helper()
-	if added, removed := Diff(before, after); !reflect.DeepEqual(added, want) || removed != nil {
-		t.Errorf("%s: added:\n%s\nremoved:\n%s\nwant:\n%s", what, text(added), text(removed), text(want))
-	}
+	added, removed := Diff(before, after)
+	expect.That(t, reflect.DeepEqual(added, want) && removed == nil,
+		"%s: added:\n%s\nremoved:\n%s\nwant:\n%s", what, text(added), text(removed), text(want))
 }
 
 type change struct {
@@ -149,9 +147,8 @@ func text(l Lines) string { return strings.Join(l, "\n") }
 func TestSnapshotShowsLegacyRules(t *testing.T) {
 	inNS(t, func() {
 		before := snapshot(t, Options{})
-		if out, err := exec.Command("iptables-legacy", "-t", "nat", "-A", "OUTPUT", "-d", "10.1.0.2", "-j", "ACCEPT").CombinedOutput(); err != nil {
-			t.Fatalf("these tests need both variants of iptables: %v: %s", err, out)
-		}
+		out, err := exec.Command("iptables-legacy", "-t", "nat", "-A", "OUTPUT", "-d", "10.1.0.2", "-j", "ACCEPT").CombinedOutput()
+		expect.Must(t, err == nil, "these tests need both variants of iptables: %v: %s", err, out)
 		wantDiff(t, "a rule", before, snapshot(t, Options{}), Lines{"iptables-legacy nat -A OUTPUT -d 10.1.0.2/32 -j ACCEPT"})
 	})
 }
@@ -187,7 +184,7 @@ func TestSnapshotEndsWithItsContext(t *testing.T) {
 func TestSnapshotNamesMissingTools(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	expect.Is(t, expect.Err(lookPath("no-such-tool")), exec.ErrNotFound)
-	if _, err := lookPath("nft"); err != nil {
-		t.Errorf("not found where Debian has it: %v", err)
-	}
+	expect.Succeeds(t, "not found where Debian has it", expect.Err(lookPath("nft")))
 }
+
+func TestMain(m *testing.M) { os.Exit(refplugins.Main(m)) }

@@ -152,9 +152,8 @@ func TestFault_F69_HealthAndRepairEndWithTheirContext(t *testing.T) {
 		}
 		begun, used := time.Now(), spent(t)
 		cancel()
-		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
-			t.Errorf("%s: %v", what, err)
-		}
+		err := <-ended
+		expect.That(t, err == nil || errors.Is(err, context.Canceled), "%s: %v", what, err)
 		used = spent(t) - used
 		t.Logf("%s ends after %v, %v of CPU", what, time.Since(begun), used)
 		expect.Within(t, what+" after its context has ended, in CPU time,", used, limit)

@@ -58,9 +58,9 @@ func TestAnAttachmentHasOnlyItsOwnFailure(t *testing.T) {
 	for _, a := range all {
 		failed := a.Network == "two"
 		expect.Same(t, "network "+a.Network, a.State, map[bool]cni.AttachmentState{true: cni.Failed, false: cni.Detaching}[failed])
-		if has := strings.Contains(a.LastError, "stuck"); has != failed || (a.Failures > 0) != failed || a.LastTry.IsZero() == failed {
-			t.Errorf("network %s: %d failures, the last %v: %q", a.Network, a.Failures, a.LastTry, a.LastError)
-		}
+		has := strings.Contains(a.LastError, "stuck")
+		expect.That(t, has == failed && (a.Failures > 0) == failed && a.LastTry.IsZero() != failed,
+			"network %s: %d failures, the last %v: %q", a.Network, a.Failures, a.LastTry, a.LastError)
 	}
 	expect.Same(t, "number", len(all), 3)
 
@@ -147,9 +147,8 @@ func TestSetMetadata(t *testing.T) {
 	for range 3 { // once is enough
 		expect.NoError(t, r.SetMetadata(t.Context(), "c1", map[string]string{"pid": "7", "pidfd": "x"}))
 	}
-	if grown := recordSize(h, "c1") - size; grown <= 0 || grown > 2048 {
-		t.Errorf("the record has grown by %d bytes", grown)
-	}
+	grown := recordSize(h, "c1") - size
+	expect.That(t, grown > 0 && grown <= 2048, "the record has grown by %d bytes", grown)
 	want := map[string]string{"pod": "p", "pid": "7", "pidfd": "x"}
 	others := map[string]string{"pid": "other's"}
 	wantAll := map[string]map[string]string{"lo": want, "eth0": want, "net0": others}
@@ -259,6 +258,5 @@ func TestLookupAddrOfADamagedRecord(t *testing.T) {
 
 func recordSize(h *realHost, id string) int64 {
 	h.T.Helper()
-	info := expect.Value(os.Stat(h.RecordFile(id) + ".json"))(h.T)
-	return info.Size()
+	return expect.Value(os.Stat(h.RecordFile(id) + ".json"))(h.T).Size()
 }

@@ -85,9 +85,8 @@ func TestABridgeThatNobodyKnowsIsNew(t *testing.T) {
 			happens(h, r)
 			h.Change("", "br0", (*netlink.Handle).LinkDel)
 			testhost.MustSetUp(t, r, "c2", h.Container("c2"))
-			if now := h.Link("", "br0").Attrs().HardwareAddr; now.String() == was.String() {
-				t.Errorf("the bridge has the address %v again", now)
-			}
+			now := h.Link("", "br0").Attrs().HardwareAddr
+			expect.That(t, now.String() != was.String(), "the bridge has the address %v again", now)
 		})
 	}
 }
@@ -158,8 +157,7 @@ func (h *guardedHost) repair() error {
 	h.t.Helper()
 	var errs []error
 	for _, id := range h.ids {
-		report := expect.Value(h.r.Repair(h.t.Context(), id, cni.RepairOptions{}))(h.t)
-		errs = append(errs, report.Err())
+		errs = append(errs, expect.Value(h.r.Repair(h.t.Context(), id, cni.RepairOptions{}))(h.t).Err())
 	}
 	return errors.Join(errs...)
 }

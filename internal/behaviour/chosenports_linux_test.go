@@ -31,9 +31,7 @@ func chosen(label string, protocols ...string) cni.NamespaceOpts {
 func got(t testing.TB, res *cni.Result, label string) int32 {
 	t.Helper()
 	p, ok := res.Port(label)
-	if !ok || p.HostPort == 0 {
-		t.Fatalf("no port %q in %+v", label, res.Requested)
-	}
+	expect.Must(t, ok && p.HostPort != 0, "no port %q in %+v", label, res.Requested)
 	return p.HostPort
 }
 
@@ -52,9 +50,7 @@ func TestPortsAreChosen(t *testing.T) {
 				cni.WithPorts(cni.Port{Label: "fixed", HostPort: 8081, ContainerPort: 80}), chosen("http", "TCP", "udp"), chosen("admin"))
 			expect.NoError(t, err)
 			http, admin := got(t, res, "http"), got(t, res, "admin")
-			if http == admin || http < 7000 || http > 7009 || admin < 7000 || admin > 7009 {
-				t.Errorf("http has %d, admin has %d", http, admin)
-			}
+			expect.That(t, http != admin && http >= 7000 && http <= 7009 && admin >= 7000 && admin <= 7009, "http has %d, admin has %d", http, admin)
 			requested := []cni.Port{
 				{Label: "fixed", HostPort: 8081, ContainerPort: 80, Protocols: []string{"tcp"}},
 				{Label: "http", HostPort: http, ContainerPort: 80, Protocols: []string{"tcp", "udp"}},
@@ -74,14 +70,11 @@ func TestPortsAreChosen(t *testing.T) {
 			expect.Same(t, "requested, from JSON", read.Requested, requested)
 
 			later := h.forwarding(b, network)
-			looked := expect.Value(later.Lookup("c1"))(t)
-			expect.Same(t, "requested, on record", looked.Requested, requested)
-			listed := expect.Value(later.Attachments())(t)
-			expect.Same(t, "requested, listed", listed[0].Requested, requested)
+			expect.Same(t, "requested, on record", expect.Value(later.Lookup("c1"))(t).Requested, requested)
+			expect.Same(t, "requested, listed", expect.Value(later.Attachments())(t)[0].Requested, requested)
 			expect.NoError(t, later.Check(t.Context(), "c1", c1))
-			if _, ok := res.Port(""); ok {
-				t.Error("a port without a label")
-			}
+			_, ok := res.Port("")
+			expect.That(t, !ok, "a port without a label")
 			expect.NoError(t, later.Remove(t.Context(), "c1", c1))
 			h.WantClean(before)
 		})
@@ -107,8 +100,7 @@ func TestPluginsSeeChosenPortsAsMappings(t *testing.T) {
 	for range 2 { // both networks share the port
 		expect.Same(t, "seen", <-seen, `{"portMappings":[{"hostPort":7000,"containerPort":80,"protocol":"udp"},{"hostPort":7000,"containerPort":80,"protocol":"tcp"}]}`)
 	}
-	looked := expect.Value(r.Lookup("c1"))(t)
-	expect.Same(t, "on record", looked.Requested, res.Requested)
+	expect.Same(t, "on record", expect.Value(r.Lookup("c1"))(t).Requested, res.Requested)
 }
 
 // sysctl sets a value of the host, which the test's thread is in.
@@ -155,10 +147,8 @@ func TestARangeWithoutAFreePort(t *testing.T) {
 	_, err := r.Setup(t.Context(), "late", late, chosen("http"), cni.WithPorts(cni.Port{ContainerPort: 81}))
 	expect.Is(t, err, cni.ErrPortInUse)
 	fails(t, err, "1 of the host ports 7000 to 7005 are free, and 2 are needed")
-	res := testhost.MustSetUp(t, r, "late", late, chosen("http"))
-	if port := got(t, res, "http"); !slices.Contains(given, port) {
-		t.Errorf("the port of another boot is %d, not one of %d", port, given)
-	}
+	port := got(t, testhost.MustSetUp(t, r, "late", late, chosen("http")), "http")
+	expect.That(t, slices.Contains(given, port), "the port of another boot is %d, not one of %d", port, given)
 }
 
 // TestADeadContainerIsRemovedForItsChosenPort, if no other is free.
@@ -243,16 +233,14 @@ func TestAKilledRuntimeKeepsItsPorts(t *testing.T) {
 	expect.NoError(t, process.Kill())
 	expect.Same(t, "the runtime", expect.Await(t, "the end of the runtime", done), "signal: killed")
 	r := s.Runtime(cni.WithConfListBytes(conf))
-	all := expect.Value(r.Attachments())(t)
-	port := int(all[0].Requested[0].HostPort)
+	port := int(expect.Value(r.Attachments())(t)[0].Requested[0].HostPort)
 	one := s.Runtime(cni.WithConfListBytes(conf), cni.WithPortRange(port, port))
 	c2 := s.Container("c2")
 	expect.Is(t, errOf(one.Setup(t.Context(), "c2", c2, chosen("http"))), cni.ErrPortInUse)
 	letGo()
 	expect.Value(r.Recover(t.Context()))(t)
 	s.On("p", "ADD", gives("10.0.0.1/24"))
-	res := testhost.MustSetUp(t, one, "c2", c2, chosen("http"))
-	expect.Same(t, "port", got(t, res, "http"), int32(port))
+	expect.Same(t, "port", got(t, testhost.MustSetUp(t, one, "c2", c2, chosen("http")), "http"), int32(port))
 }
 
 const addChosen = "ADD CHOSEN"
@@ -300,13 +288,11 @@ func TestAPortOfAnotherProgramsContainerIsNotChosen(t *testing.T) {
 	h := newRealHost(t)
 	detach := h.byLibcni("theirs", h.Container("theirs"), 7001)
 	r := h.Runtime(h.portNetwork("one", "81", portBackends()[0]), cni.WithPortRange(7000, 7001))
-	res := testhost.MustSetUp(t, r, "c1", h.Container("c1"), chosen("http"))
-	expect.Same(t, "port", got(t, res, "http"), int32(7000))
+	expect.Same(t, "port", got(t, testhost.MustSetUp(t, r, "c1", h.Container("c1"), chosen("http")), "http"), int32(7000))
 	late := h.Container("late")
 	wantNoneLeft(t, r, late, fmt.Sprintf("0 of the host ports 7000 to 7001 are free, and 1 are needed; containers of %q have 1; containers of other programs have 1", filepath.Base(os.Args[0])))
 	detach()
-	res = testhost.MustSetUp(t, r, "late", late, chosen("http"))
-	expect.Same(t, "port", got(t, res, "http"), int32(7001))
+	expect.Same(t, "port", got(t, testhost.MustSetUp(t, r, "late", late, chosen("http")), "http"), int32(7001))
 }
 
 // TestARetryChoosesAgain: the port of the first attempt was taken meanwhile by a process,
@@ -334,8 +320,7 @@ func TestARetryChoosesAgain(t *testing.T) {
 	r = h.Runtime(cni.WithPlugin("p", p), cni.WithPortRange(7000, 7001), cni.WithRetry(cni.Retry{Attempts: 2, Delay: 1}), cni.WithStrictPorts(),
 		cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "p", "capabilities": {"portMappings": true}}]}`)))
 	res := testhost.MustSetUp(t, r, "c1", h.Container("c1"), chosen("http"))
-	if port := got(t, res, "http"); port == first || first == 0 {
-		t.Errorf("port %d after %d", port, first)
-	}
+	port := got(t, res, "http")
+	expect.That(t, port != first && first != 0, "port %d after %d", port, first)
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 }

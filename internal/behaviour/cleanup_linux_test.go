@@ -146,9 +146,7 @@ func TestFault_F42_ARetriedDelLeavesTheRulesOfTheAddressesNewOwner(t *testing.T)
 					about = "10.77.0.0/24" // a built-in plugin's are the network's
 				}
 				rules := h.rulesAbout(about)
-				if len(rules) < 2 {
-					t.Fatalf("c2 has the rules %q", rules)
-				}
+				expect.Must(t, len(rules) >= 2, "c2 has the rules %q", rules)
 				expect.NoError(t, r.Remove(t.Context(), "c1", path))
 				expect.Same(t, "rules of c2", h.rulesAbout(about), rules)
 				expect.NoError(t, other.Remove(t.Context(), "c2", h.Path("netns", "c2")))
@@ -176,9 +174,7 @@ func TestFault_F42_TheFirstDelAfterARebootLeavesThemToo(t *testing.T) {
 				about = "10.77.0.0/24" // a built-in plugin's are the network's
 			}
 			rules := h.rulesAbout(about)
-			if len(rules) < 2 {
-				t.Fatalf("c2 has the rules %q", rules)
-			}
+			expect.Must(t, len(rules) >= 2, "c2 has the rules %q", rules)
 			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 			expect.Same(t, "rules of c2", h.rulesAbout(about), rules)
 		})

@@ -58,9 +58,8 @@ func TestDuty_R24_OperationsOnAContainerNeverOverlap(t *testing.T) {
 	letGo()
 	expect.NoError(t, expect.Await(t, "the first Setup", first))
 	for _, done := range rest {
-		if err := expect.Await(t, "an operation", done); err != nil && !errors.Is(err, cni.ErrAlreadyAttached) {
-			t.Error(err)
-		}
+		err := expect.Await(t, "an operation", done)
+		expect.That(t, err == nil || errors.Is(err, cni.ErrAlreadyAttached), "%v", err)
 	}
 	wantNoOverlap(t, s.TakeCalls())
 }
@@ -357,9 +356,7 @@ func TestFault_F52_APluginThatCallsBackIsRefused(t *testing.T) {
 	} {
 		said = nil
 		expect.NoError(t, expect.Await(t, step.verb, testhost.Begin(step.run)))
-		if len(said) == 0 {
-			t.Errorf("%s: the plugin was not called", step.verb)
-		}
+		expect.That(t, len(said) != 0, "%s: the plugin was not called", step.verb)
 		for what, err := range said {
 			t.Run(step.verb+" calls "+what, func(t *testing.T) { expect.Is(t, err, cni.ErrInsidePlugin) })
 		}

@@ -259,8 +259,7 @@ func (h *realHost) tuningConf() string {
 
 func (h *realHost) wantNoBackup() {
 	h.T.Helper()
-	files := expect.Value(filepath.Glob(h.Path("tuning", "*")))(h.T)
-	expect.Same(h.T, "backups", len(files), 0)
+	expect.Same(h.T, "backups", len(expect.Value(filepath.Glob(h.Path("tuning", "*")))(h.T)), 0)
 }
 
 // stickTuning replaces tuning by a scripted plugin, whose DEL for the attached
@@ -375,8 +374,7 @@ func TestFault_F46_AFailedRestoreIsReported(t *testing.T) {
 	r := h.mixed(cni.WithBuiltinPlugins(), cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
 	path := h.Container("c1")
 	testhost.MustSetUp(h.T, r, "c1", path)
-	file := h.Path("tuning", "c1_eth0.json")
-	expect.NoError(t, os.WriteFile(file, []byte(`{"mtu": 1}`), 0o600))
+	expect.NoError(t, os.WriteFile(h.Path("tuning", "c1_eth0.json"), []byte(`{"mtu": 1}`), 0o600))
 	for range 2 {
 		wantLeftover(t, r.Remove(t.Context(), "c1", path))
 	}

@@ -73,8 +73,7 @@ func (s *stage) neverAttached(r *cni.Runtime, what, id, path string) {
 
 func TestDuty_R2_NetworkNamesAtLoadAndAtEveryVerb(t *testing.T) {
 	s := newStage(t)
-	good := s.Network("net", "1.0.0", "p")
-	r := s.Runtime(cni.WithConfListBytes(good))
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 	path := s.Container("c1")
 	s.refusedByAll(r, "a network without a name", "c1", path, cni.ErrNotFound, cni.WithNetwork(""))
 	for _, name := range []string{".", "..", "-a", "_a", "a b", "../x", "a/b", "a\x00", "a\n", "é", strings.Repeat("a", 181)} {
@@ -212,8 +211,7 @@ func TestDuty_R13_TheThreadsOfTheProcessStayWhereTheyWere(t *testing.T) {
 			counts[ns]++
 		}
 	}
-	process := expect.Value(os.Readlink("/proc/self/ns/net"))(t)
-	delete(counts, process)
+	delete(counts, expect.Value(os.Readlink("/proc/self/ns/net"))(t))
 	expect.Same(t, "threads elsewhere", counts, map[string]int{})
 }
 
@@ -295,9 +293,8 @@ func TestDuty_R16_ADeadAttachmentIsRemovedFirst(t *testing.T) {
 			expect.Same(t, "calls", testhost.Rendered(calls), cleaned)
 			for _, c := range calls[:2] {
 				expect.Same(t, "DEL: arguments and namespace", []string{c.Args, c.NetNS}, []string{"K=v", die.told(s)})
-				if _, ok := testhost.Request(t, c)["prevResult"]; !ok {
-					t.Errorf("DEL %s without prevResult", c.Type)
-				}
+				_, ok := testhost.Request(t, c)["prevResult"]
+				expect.That(t, ok, "DEL %s without prevResult", c.Type)
 			}
 		})
 	}

@@ -157,8 +157,7 @@ func TestFault_F70_AnOptionThatNoNetworkTakesIsAnError(t *testing.T) {
 		}
 		expect.Is(t, err, cni.ErrInvalidArgument)
 		fails(t, err, c.want)
-		_, perr := r.Plan("c1", path, c.opts...)
-		expect.Is(t, perr, cni.ErrInvalidArgument)
+		expect.Is(t, expect.Err(r.Plan("c1", path, c.opts...)), cni.ErrInvalidArgument)
 		expect.Same(t, what+": calls", testhost.Rendered(s.TakeCalls()), []string{})
 		expect.NoError(t, r.Remove(t.Context(), "c1", path, cni.WithCapabilityIPs("10.9.0.77")))
 	}
@@ -204,8 +203,7 @@ func TestFault_F70_AnOptionOfGoCNIThatNoNetworkTakesIsReported(t *testing.T) {
 
 	// One network of several takes the ports.
 	r = s.Runtime(networks...)
-	result = setup(r, "c3", ports)
-	expect.Lacks(t, "the result", string(expect.Value(json.Marshal(result))(t)), "Ignored")
+	expect.Lacks(t, "the result", string(expect.Value(json.Marshal(setup(r, "c3", ports)))(t)), "Ignored")
 	expect.Same(t, "for one network", setup(r, "c4", cni.WithNetwork("a", ports), cni.WithNetwork("b")).Ignored, []string{"portMappings"})
 	expect.Same(t, "logged", log.String(), warning+"portMappings container=c4\n")
 

@@ -41,14 +41,11 @@ func (s *stage) only(more string) cni.Opt {
 func TestDuty_R10_UnknownFieldsReachThePluginToTheByte(t *testing.T) {
 	s := newStage(t)
 	const more = `"z":{"b":1,"a":[1.0,1e3,  9007199254740993]},"big":18446744073709551617,"html":"<>&\u00e9","none":null`
-	r := s.Runtime(s.only(more))
-	calls := s.wholeLife(r)
+	calls := s.wholeLife(s.Runtime(s.only(more)))
 	expect.Same(t, "calls", testhost.Rendered(calls), []string{"ADD p c1/eth0", "CHECK p c1/eth0", "DEL p c1/eth0"})
 	config := fmt.Sprintf(`{"type":"p","script":%q,%s,`, s.Path("script-p"), more)
 	for _, c := range calls {
-		if !strings.HasPrefix(c.Exact, config) {
-			t.Errorf("%s read\n%s\nwant it to begin with\n%s", c.Verb, c.Exact, config)
-		}
+		expect.That(t, strings.HasPrefix(c.Exact, config), "%s read\n%s\nwant it to begin with\n%s", c.Verb, c.Exact, config)
 	}
 	expect.Same(t, "ADD's request", calls[0].Exact, config+`"cniVersion":"1.0.0","name":"net"}`)
 }
@@ -62,8 +59,7 @@ func TestDuty_R11_R38_R39_KeysThatDoNotReachThePlugin(t *testing.T) {
 		`"prevResult":{"cniVersion":"1.0.0","ips":[{"address":"6.6.6.6/24"}]}`,
 	} {
 		s := newStage(t)
-		calls := s.wholeLife(s.Runtime(s.only(more + `,"kept":1`)))
-		keys := slices.Sorted(maps.Keys(testhost.Request(t, calls[0])))
+		keys := slices.Sorted(maps.Keys(testhost.Request(t, s.wholeLife(s.Runtime(s.only(more + `,"kept":1`)))[0])))
 		expect.Same(t, "keys", keys, []string{"cniVersion", "kept", "name", "script", "type"})
 	}
 }
@@ -160,8 +156,7 @@ func TestDuty_R30_PluginsAreFoundAlongThePathThatTheyAreTold(t *testing.T) {
 		expect.Same(t, c.Verb+": CNI_PATH", c.Path, strings.Join(dirs, ":"))
 	}
 	expect.NoError(t, os.Remove(s.Path("bin", "p")))
-	r := s.Runtime(cni.WithPluginDir(dirs[:3]), cni.WithConfListBytes(conf))
-	_, err := r.Setup(t.Context(), "c2", s.Container("c2"))
+	_, err := s.Runtime(cni.WithPluginDir(dirs[:3]), cni.WithConfListBytes(conf)).Setup(t.Context(), "c2", s.Container("c2"))
 	expect.Is(t, err, cni.ErrPluginNotFound)
 	fails(t, err, fmt.Sprintf("failed to find plugin %q in path %s", "p", dirs[:3]))
 }
@@ -232,9 +227,8 @@ func TestDuty_R33_F9_PluginsBehindAnErrorAreAskedAndAllErrorsReturned(t *testing
 		calls := s.TakeCalls()
 		expect.Same(t, "calls", testhost.Rendered(calls), []string{"DEL u c1/eth1", "DEL t c1/eth1", "DEL s c1/eth1", "DEL q c1/eth0", "DEL p c1/eth0"})
 		for _, c := range calls {
-			if _, ok := testhost.Request(t, c)["prevResult"]; !ok {
-				t.Errorf("DEL %s without prevResult", c.Type)
-			}
+			_, ok := testhost.Request(t, c)["prevResult"]
+			expect.That(t, ok, "DEL %s without prevResult", c.Type)
 		}
 		expect.Same(t, "cache", s.Cached(), []string{"one-c1-eth0", "two-c1-eth1"})
 	}
@@ -256,8 +250,7 @@ func TestDuty_R34_CHECKInOrderUntilTheFirstErrorWithLoopbackLoaded(t *testing.T)
 	expect.NoError(t, r.Check(t.Context(), "c1", path))
 	expect.Same(t, "calls", s.Took(), []string{"CHECK p c1/eth1", "CHECK q c1/eth1", "CHECK r c1/eth1"})
 	s.On("q", "CHECK", testhost.Says(100, "gone"))
-	err := r.Check(t.Context(), "c1", path)
-	expect.Same(t, "errors", testhost.Messages(err), []string{"q: gone"})
+	expect.Same(t, "errors", testhost.Messages(r.Check(t.Context(), "c1", path)), []string{"q: gone"})
 	expect.Same(t, "calls", s.Took(), []string{"CHECK p c1/eth1", "CHECK q c1/eth1"})
 }
 
@@ -300,7 +293,6 @@ func TestDuty_R43_StderrIsInTheErrorAndInTheLogAndBounded(t *testing.T) {
 	lines := log.Lines("INFO")
 	expect.Same(t, "lines at level info", len(lines), 2)
 	expect.Same(t, "second", lines[len(lines)-1], `msg="plugin call" operation=ADD network=net plugin=p kind=executable container=c1 interface=eth0 stderr="worth a look\n"`)
-	if n := len(lines[0]); n > 200<<10 {
-		t.Errorf("a line of %d bytes", n)
-	}
+	n := len(lines[0])
+	expect.That(t, n <= 200<<10, "a line of %d bytes", n)
 }

@@ -54,8 +54,7 @@ func newEarlierHost(t *testing.T) *earlierHost {
 	t.Helper()
 	h := &earlierHost{realHost: newRealHost(t)}
 	packed := expect.Value(os.Open("testdata/earlier.json.gz"))(t)
-	plain := expect.Value(gzip.NewReader(packed))(t)
-	expect.NoError(t, json.NewDecoder(plain).Decode(h))
+	expect.NoError(t, json.NewDecoder(expect.Value(gzip.NewReader(packed))(t)).Decode(h))
 	expect.NoError(t, packed.Close())
 	h.mount()
 	return h
@@ -98,9 +97,8 @@ func (h *earlierHost) restore() {
 			restore = exec.Command("nft", "-f", "-")
 		}
 		restore.Stdin = strings.NewReader(saved)
-		if out, err := restore.CombinedOutput(); err != nil {
-			h.T.Fatalf("%s: %v: %s", restore, err, out)
-		}
+		out, err := restore.CombinedOutput()
+		expect.Must(h.T, err == nil, "%s: %v: %s", restore, err, out)
 	}
 	for name, value := range h.Sysctls {
 		expect.NoError(h.T, os.WriteFile("/proc/sys/net/"+name, []byte(value), 0o644))
@@ -188,8 +186,7 @@ func (h *earlierHost) present() (now func(record string) string) {
 				ns["dev"], ns["ino"], ns["view"] = json.Number(dev), json.Number(ino), rec.NetNS.View
 			}
 			var out bytes.Buffer
-			encoder := json.NewEncoder(&out)
-			expect.NoError(h.T, encoder.Encode(is))
+			expect.NoError(h.T, json.NewEncoder(&out).Encode(is))
 			data := bytes.TrimSpace(out.Bytes())
 			sum := sha256.Sum256(data)
 			all = append(all, hex.EncodeToString(sum[:8])+" "+string(data))
@@ -233,18 +230,14 @@ func TestAnEarlierVersionsContainers(t *testing.T) {
 	health := expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
 	expect.Same(t, "healthy", testhost.Healthy(health), len(all))
 
-	holds := expect.Value(guard.Holds(r))(t)
-	expect.Same(t, "holds", len(holds), 1)
+	expect.Same(t, "holds", len(expect.Value(guard.Holds(r))(t)), 1)
 	h.wantServed(r)
 
 	each(all, func(id string) {
-		if err := r.Remove(t.Context(), id, h.Namespaces[id].Path); err != nil {
-			t.Error(err)
-		}
+		expect.Succeeds(t, "Remove", r.Remove(t.Context(), id, h.Namespaces[id].Path))
 	})
 	expect.Value(r.GC(t.Context(), cni.GCOptions{KeepNone: true}))(t)
-	holds = expect.Value(guard.Holds(r))(t)
-	expect.Same(t, "holds of nobody", len(holds), 0)
+	expect.Same(t, "holds of nobody", len(expect.Value(guard.Holds(r))(t)), 0)
 	h.WantClean(before)
 }
 
@@ -262,9 +255,7 @@ func (h *earlierHost) wantServed(r *cni.Runtime) {
 	found = testhost.MustSetUp(t, r, "new", path)
 	for _, a := range []netip.Addr{found.IPv4().IP(), found.IPv6().IP()} {
 		who := expect.Value(r.LookupAddr(a))(t)
-		if len(who) != 1 || who[0].ContainerID != "new" {
-			t.Errorf("%s is the address of %v", a, who)
-		}
+		expect.That(t, len(who) == 1 && who[0].ContainerID == "new", "%s is the address of %v", a, who)
 	}
 	expect.NoError(t, r.Remove(t.Context(), "new", path))
 
@@ -272,9 +263,8 @@ func (h *earlierHost) wantServed(r *cni.Runtime) {
 		h.sh(flush)
 	}
 	each(h.all(), func(id string) {
-		if _, err := r.Repair(t.Context(), id, cni.RepairOptions{}); err != nil {
-			t.Errorf("repair of %s: %v", id, err)
-		}
+		_, err := r.Repair(t.Context(), id, cni.RepairOptions{})
+		expect.That(t, err == nil, "repair of %s: %v", id, err)
 	})
 	health := expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
 	expect.Same(t, "healthy after repairs", testhost.Healthy(health), len(h.all()))

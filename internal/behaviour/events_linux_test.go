@@ -39,13 +39,9 @@ func TestObserverIsToldOfEachPluginsCall(t *testing.T) {
 	status := func(plugin string) cni.Event {
 		return cni.Event{Operation: "STATUS", Network: "net", Plugin: plugin, PluginKind: "executable"}
 	}
-	if len(o.Events) != 6 {
-		t.Fatalf("events %v", o.Events)
-	}
+	expect.Must(t, len(o.Events) == 6, "events %v", o.Events)
 	var del *cni.Error // code 3 is the plugin's answer, not a failed operation
-	if !errors.As(o.Events[4].Err, &del) || del.Code != 3 {
-		t.Errorf("error of the DEL %v, want code 3", o.Events[4].Err)
-	}
+	expect.That(t, errors.As(o.Events[4].Err, &del) && del.Code == 3, "error of the DEL %v, want code 3", o.Events[4].Err)
 	want := []cni.Event{status("p"), status("q"), event("ADD", "p"), event("ADD", "q"), event("DEL", "q"), event("DEL", "p")}
 	want[3].Err, want[4].Err = add, del
 	expect.Same(t, "events", o.Events, want)
@@ -129,8 +125,7 @@ func TestDuty_R41_TransientErrorsAreRetriedAfterADEL(t *testing.T) {
 func TestDuty_R41_AttemptsAreBounded(t *testing.T) {
 	s, r, path := retrying(t)
 	s.On("q", "ADD", testhost.Says(11, "not now"))
-	err := testhost.SetUp(t.Context(), r, "c1", path)()
-	expect.Same(t, "errors", testhost.Messages(err), []string{"q: not now"})
+	expect.Same(t, "errors", testhost.Messages(testhost.SetUp(t.Context(), r, "c1", path)()), []string{"q: not now"})
 	expect.Same(t, "calls", s.Took(), slices.Concat(oneAttempt, oneAttempt, oneAttempt))
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 	expect.Same(t, "kept", s.Pinned("c1"), false)
@@ -154,8 +149,7 @@ func TestDuty_R41_NotTriedAgainIfOneOfSeveralDoesNotPass(t *testing.T) {
 	s.On("p", "ADD", testhost.Says(11, "not now"))
 	s.On("q", "ADD", testhost.Says(5, "no"))
 	expect.Same(t, "errors", testhost.Messages(testhost.SetUp(t.Context(), r, "c1", path)()), []string{"p: not now", "q: no"})
-	calls := s.Took()
-	expect.Same(t, "DELs", calls[2:], []string{"DEL q c1/eth1", "DEL p c1/eth0"})
+	expect.Same(t, "DELs", s.Took()[2:], []string{"DEL q c1/eth1", "DEL p c1/eth0"})
 }
 
 func TestDuty_R41_NeverAnADDOnTopOfOneThatCouldNotBeUndone(t *testing.T) {

@@ -253,9 +253,8 @@ func (h *realHost) detach(r *cni.Runtime, id string) {
 // sh runs a script on the host.
 func (h *realHost) sh(script string) {
 	h.T.Helper()
-	if out, err := exec.Command("sh", "-ec", script).CombinedOutput(); err != nil {
-		h.T.Fatalf("%s\n%v: %s; install iptables, nftables and iproute2", script, err, out)
-	}
+	out, err := exec.Command("sh", "-ec", script).CombinedOutput()
+	expect.Must(h.T, err == nil, "%s\n%v: %s; install iptables, nftables and iproute2", script, err, out)
 }
 
 // ordinary is the ID of a user who has only the given privileges.
@@ -297,8 +296,7 @@ func (h *realHost) useLegacy(t *testing.T) {
 	expect.NoError(t, os.Chown(lock, ordinary, ordinary), os.Mkdir(h.Path("sbin"), 0o755))
 	for _, tool := range []string{"iptables", "ip6tables"} {
 		for _, what := range []string{"", "-save", "-restore"} {
-			path := expect.Value(exec.LookPath(tool + "-legacy" + what))(t)
-			expect.NoError(t, os.Symlink(path, h.Path("sbin", tool+what)))
+			expect.NoError(t, os.Symlink(expect.Value(exec.LookPath(tool+"-legacy"+what))(t), h.Path("sbin", tool+what)))
 		}
 	}
 	t.Setenv("PATH", h.Path("sbin")+":"+os.Getenv("PATH"))

@@ -277,9 +277,7 @@ func overshoot(t *testing.T, what string, f func() error) error {
 	err := expect.Await(t, what, testhost.Begin(f))
 	over := time.Since(start) - inTime
 	t.Logf("M7: %s: %v over a deadline of %v", what, over, inTime)
-	if over < 0 || over > expect.Patience/2 {
-		t.Errorf("%s took %v over its deadline", what, over)
-	}
+	expect.That(t, over >= 0 && over <= expect.Patience/2, "%s took %v over its deadline", what, over)
 	expect.Is(t, err, context.DeadlineExceeded)
 	expect.Same(t, "processes", children(t), nil)
 	return err

@@ -46,9 +46,7 @@ func (s *stage) makeWritable() {
 func (s *stage) fill() {
 	s.T.Helper()
 	err := os.WriteFile(s.Path("state", "ballast"), make([]byte, 1<<20), 0o600)
-	if !errors.Is(err, syscall.ENOSPC) {
-		s.T.Fatalf("error %v, want a full disk", err)
-	}
+	expect.Must(s.T, errors.Is(err, syscall.ENOSPC), "error %v, want a full disk", err)
 }
 
 func TestFault_F21_SetupOnAReadOnlyStateDirectoryRunsNothing(t *testing.T) {
@@ -215,9 +213,7 @@ func removeInAllWays(t *testing.T, s *stage, netNS, typ, field string) {
 	_, theirs := libcni.ConfListFromBytes(list) // like go-cni; the oracle compares both
 	r := s.Runtime()
 	err := r.Load(cni.WithConfListBytes(list))
-	if (err == nil) != (theirs == nil) {
-		t.Fatalf("Load: got %v, libcni %v", err, theirs)
-	}
+	expect.Must(t, (err == nil) == (theirs == nil), "Load: got %v, libcni %v", err, theirs)
 	if err != nil {
 		return
 	}
@@ -245,8 +241,7 @@ func TestFault_F49_ArgsThatAreNoObjectKeepTheIDForEver(t *testing.T) {
 		{"type": "first", "script": %q}, {"type": "second", "script": %q, "args": "none"}]}`, path, path)
 	r := s.Runtime(cni.WithConfListBytes(list))
 	netNS := s.Container("c1")
-	_, err := r.Setup(ctx, "c1", netNS, cni.WithConfigArgs("mac", "02:00:00:00:00:01"))
-	wantNothingLeft(t, err)
+	wantNothingLeft(t, expect.Err(r.Setup(ctx, "c1", netNS, cni.WithConfigArgs("mac", "02:00:00:00:00:01"))))
 	expect.Same(t, "calls", s.Took(), []string{"ADD first c1/eth0", "DEL second c1/eth0", "DEL first c1/eth0"})
 	testhost.MustSetUp(t, r, "c1", netNS)
 }
@@ -263,9 +258,7 @@ func TestFault_F49_ABuiltInPluginThatRefusesAFieldKeepsTheIDForEver(t *testing.T
 		t.Run(fields, func(t *testing.T) {
 			ctx, s := context.Background(), newStage(t)
 			r := s.Runtime(cni.WithBuiltinPlugins(), cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "n1", "plugins": [{%s}]}`, fields)))
-			netNS := s.Container("c1")
-			_, err := r.Setup(ctx, "c1", netNS)
-			wantNothingLeft(t, err)
+			wantNothingLeft(t, expect.Err(r.Setup(ctx, "c1", s.Container("c1"))))
 			expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 		})
 	}
@@ -302,8 +295,7 @@ func TestFault_F51_APluginThatCannotBeStartedKeepsNoID(t *testing.T) {
 			unstartable(t, s.Path("bin"), "second", how)
 			unstartable(t, s.Path("bin"), "third", "not found")
 			path := s.Container("c1")
-			_, err := s.Runtime(conf).Setup(t.Context(), "c1", path)
-			wantNothingLeft(t, err)
+			wantNothingLeft(t, expect.Err(s.Runtime(conf).Setup(t.Context(), "c1", path)))
 			expect.Same(t, "calls", s.Took(), []string{"ADD first c1/eth0", "DEL first c1/eth0"})
 			expect.Same(t, "on record", testhost.Recorded(t, s.Runtime(conf)), []string{})
 		})
@@ -352,16 +344,13 @@ func removals() map[string]func(*testing.T, *cni.Runtime, string) error {
 // wantNothingLeft checks that a Setup has failed, and that nothing of it is left.
 func wantNothingLeft(t *testing.T, err error) {
 	t.Helper()
-	if err == nil || errors.As(err, new(*cni.LeftoverError)) {
-		t.Errorf("got %v, want an error, and nothing left", err)
-	}
+	expect.That(t, err != nil && !errors.As(err, new(*cni.LeftoverError)), "got %v, want an error, and nothing left", err)
 }
 
 func wantLeftover(t *testing.T, err error) {
 	t.Helper()
-	if left := (*cni.LeftoverError)(nil); !errors.As(err, &left) || left.ContainerID != "c1" {
-		t.Errorf("got %v, want a LeftoverError of c1", err)
-	}
+	left := (*cni.LeftoverError)(nil)
+	expect.That(t, errors.As(err, &left) && left.ContainerID == "c1", "got %v, want a LeftoverError of c1", err)
 }
 
 // TestAFailedADDOfHostDeviceKeepsWhatItMoved: a device that reached the
@@ -373,8 +362,7 @@ func TestAFailedADDOfHostDeviceKeepsWhatItMoved(t *testing.T) {
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "host-device")))
 	path := s.Container("c1")
 	s.AddLink("c1", "up0")
-	_, err := r.Setup(t.Context(), "c1", path)
-	wantLeftover(t, err)
+	wantLeftover(t, expect.Err(r.Setup(t.Context(), "c1", path)))
 	s.DelLink("c1", "up0")
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 }

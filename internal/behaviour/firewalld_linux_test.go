@@ -79,8 +79,7 @@ func (h *firewalldHost) wantClean(before audit.Lines) {
 // plugin checks for a running firewalld if no backend is named.
 func TestFault_F54_FirewalldDropsNothingOfAContainerThatIsAttached(t *testing.T) {
 	h := newFirewalldHost(t)
-	world := h.Outside()
-	h.Serve(world, 80)
+	h.Serve(h.Outside(), 80)
 	r := h.Real(h.filtered("podnet", `{"type": "firewall"}`), cni.WithBuiltinPlugins())
 	before := h.audit()
 	a := h.attach(r, "a")
@@ -218,8 +217,7 @@ func TestFault_F54_ANamespaceThatIsGone(t *testing.T) {
 	h := newFirewalldHost(t)
 	detached := h.Path("netns", "detached")
 	ns := expect.Value(netns.Create(detached))(t)
-	r := h.builtIn(h.filtered("podnet", anyway), cni.WithHostNetNS(detached))
-	a := h.attach(r, "a")
+	a := h.attach(h.builtIn(h.filtered("podnet", anyway), cni.WithHostNetNS(detached)), "a")
 	expect.Same(t, "trusted", h.trusted(), bothOfOne)
 	for _, path := range []string{detached, a.path, h.Pin("a")} {
 		expect.NoError(t, netns.Remove(path))

@@ -56,8 +56,7 @@ func forget(t *testing.T, network, ipam string, c testhost.Case) *orphaned {
 			expect.NoError(t, netns.Remove(pin))
 		}
 	}
-	records := record.Open(h.Path("state", "embedcni", "attachments"))
-	expect.NoError(t, records.Delete("c1"), netns.Remove(path))
+	expect.NoError(t, record.Open(h.Path("state", "embedcni", "attachments")).Delete("c1"), netns.Remove(path))
 	for _, i := range result.Networks[0].Interfaces {
 		if strings.HasPrefix(i.Name, "veth") {
 			h.waitForNoLink(i.Name)
@@ -174,9 +173,8 @@ func (o *orphaned) wantCleanUp(target cni.CleanUpTarget, want []string) {
 		found, err := o.blind.CleanUp(ctx, one.target)
 		got := o.withoutHashes(found)
 		slices.Sort(got)
-		if err != nil || !slices.Equal(got, one.want) {
-			o.T.Errorf("%s: %v, found:\n%s\nwant:\n%s", one.name, err, strings.Join(got, "\n"), strings.Join(one.want, "\n"))
-		}
+		expect.That(o.T, err == nil && slices.Equal(got, one.want),
+			"%s: %v, found:\n%s\nwant:\n%s", one.name, err, strings.Join(got, "\n"), strings.Join(one.want, "\n"))
 		if one.target.DryRun {
 			expect.Same(o.T, "after the dry run", o.Audit(), before)
 		}
@@ -236,10 +234,8 @@ func TestCleanUpThatIsNotComplete(t *testing.T) {
 	target := cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth0"}
 	_, err := r.CleanUp(context.Background(), target)
 	var left *cni.LeftoverError
-	if !errors.As(err, &left) || !slices.Equal(left.Left, []string{"address 10.77.0.2 in " + h.Path("ipam/podnet")}) ||
-		left.ContainerID != "c1" || !errors.Is(err, unix.EBUSY) {
-		t.Errorf("CleanUp: %v", err)
-	}
+	expect.That(t, errors.As(err, &left) && slices.Equal(left.Left, []string{"address 10.77.0.2 in " + h.Path("ipam/podnet")}) && left.ContainerID == "c1" && errors.Is(err, unix.EBUSY),
+		"CleanUp: %v", err)
 	expect.Same(t, "on record", len(testhost.Recorded(t, r)), 1)
 	expect.NoError(t, unix.Unmount(stuck, 0))
 	found := expect.Value(r.CleanUp(context.Background(), target))(t)
@@ -270,9 +266,8 @@ func TestCleanUpValidatesBeforeAnything(t *testing.T) {
 	} {
 		target := good
 		c.spoil(&target)
-		if found, err := h.Runtime().CleanUp(context.Background(), target); found != nil || !errors.Is(err, c.want) {
-			t.Errorf("%s: found %q, %v, want %v", name, found, err, c.want)
-		}
+		found, err := h.Runtime().CleanUp(context.Background(), target)
+		expect.That(t, found == nil && errors.Is(err, c.want), "%s: found %q, %v, want %v", name, found, err, c.want)
 	}
 	added, removed := audit.Diff(before, h.Audit())
 	expect.Unchanged(t, "host", added, removed)

@@ -173,8 +173,7 @@ func (s *stage) run(i sevenMethods) string {
 
 func (s *stage) wantLoUp() {
 	s.T.Helper()
-	lo := expect.Value(net.InterfaceByName("lo"))(s.T)
-	expect.Same(s.T, "the host's lo is up", lo.Flags&net.FlagUp != 0, true)
+	expect.Same(s.T, "the host's lo is up", expect.Value(net.InterfaceByName("lo"))(s.T).Flags&net.FlagUp != 0, true)
 }
 
 // TestFault_F29_ANamespaceMadeOnTheLeadingThreadIsAttached: the leading
@@ -280,9 +279,8 @@ func TestFault_F29_AContainerThatTheLeadingThreadIsInLives(t *testing.T) {
 	s.On("p", "ADD", scripted.Action{Stdout: &result})
 	for _, ownFiles := range []bool{false, true} {
 		said := s.run(sevenMethods{Conf: conf, Path: path, Lost: s.Container("c2"), OwnFiles: ownFiles})
-		if !strings.Contains(said, cni.ErrAlreadyAttached.Error()) || strings.Contains(said, "\n") {
-			t.Errorf("a second Setup, and Remove, said %q", said)
-		}
+		expect.That(t, strings.Contains(said, cni.ErrAlreadyAttached.Error()) && !strings.Contains(said, "\n"),
+			"a second Setup, and Remove, said %q", said)
 		calls := s.TakeCalls()
 		expect.Same(t, "calls", testhost.Rendered(calls), []string{"ADD p c1/eth0", "DEL p c1/eth0"})
 		// The path goes through the leading thread's descriptor, unless that
@@ -366,9 +364,8 @@ func TestANamespaceIsKeptByADescriptorWhereMountsAreNotAllowed(t *testing.T) {
 
 	done, letGo := s.heldUp("q", "DEL", func() error { return r.Remove(t.Context(), "c1", "") })
 	told := s.TakeCalls()[0].NetNS
-	if want := fmt.Sprintf("/proc/%d/fd/", os.Getpid()); !strings.HasPrefix(told, want) {
-		t.Errorf("CNI_NETNS %q, want it to begin with %q", told, want)
-	}
+	want := fmt.Sprintf("/proc/%d/fd/", os.Getpid())
+	expect.That(t, strings.HasPrefix(told, want), "CNI_NETNS %q, want it to begin with %q", told, want)
 	kept := expect.Value(netns.Open(told))(t)
 	expect.Same(t, "the namespace there", kept.ID(), id)
 	expect.NoError(t, kept.Close())

@@ -41,8 +41,7 @@ func (h *guardedHost) limiter(i int) string {
 	for _, f := range filters {
 		if u, ok := f.(*netlink.U32); ok && len(u.Actions) > 0 {
 			if m, ok := u.Actions[0].(*netlink.MirredAction); ok {
-				device := expect.Value(netlink.LinkByIndex(m.Ifindex))(h.t)
-				return device.Attrs().Name
+				return expect.Value(netlink.LinkByIndex(m.Ifindex))(h.t).Attrs().Name
 			}
 		}
 	}
@@ -178,9 +177,7 @@ func TestRecoverRepairsManyTogether(t *testing.T) {
 					expect.Is(t, report.Skipped[id], cni.ErrBusy)
 					expect.Same(t, "repaired of the busy one", len(repaired), 0)
 				case held:
-					if report.Kept[id] == nil || len(repaired) > 0 {
-						t.Errorf("held: kept because of %v, repaired %v", report.Kept[id], repaired)
-					}
+					expect.That(t, report.Kept[id] != nil && len(repaired) == 0, "held: kept because of %v, repaired %v", report.Kept[id], repaired)
 				default:
 					if report.Kept[id] != nil || len(repaired) < 3 { // its port on the bridge, masquerading, forwarding
 						t.Errorf("%s: kept because of %v, repaired %v", id, report.Kept[id], repaired)
@@ -193,8 +190,7 @@ func TestRecoverRepairsManyTogether(t *testing.T) {
 				}
 			}
 			expect.Same(t, "containers for which the bridge was made", bridges, 1)
-			report = expect.Value(h.another().Recover(t.Context()))(t)
-			expect.Same(t, "repaired the next time", len(report.Repaired), 1)
+			expect.Same(t, "repaired the next time", len(expect.Value(h.another().Recover(t.Context()))(t).Repaired), 1)
 			expect.NoError(t, guard.Hold{ContainerID: h.ids[held]}.End(t.Context(), h.r))
 			expect.Value(h.another().Recover(t.Context()))(t)
 			h.back("recovered")

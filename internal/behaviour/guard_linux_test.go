@@ -262,8 +262,7 @@ func (h *guardedHost) addresses() (lines []string) {
 			return nil
 		})
 	}
-	links := expect.Value(netlink.LinkList())(h.t)
-	for _, l := range links {
+	for _, l := range expect.Value(netlink.LinkList())(h.t) {
 		addrs := expect.Value(netlink.AddrList(l, netlink.FAMILY_V4))(h.t)
 		lines = append(lines, fmt.Sprint("host ", l.Attrs().Name, l.Attrs().HardwareAddr, addrs))
 	}
@@ -274,8 +273,7 @@ func (h *guardedHost) addresses() (lines []string) {
 // hostEnd returns the host's end of a container's interface.
 func (h *guardedHost) hostEnd(i int) string {
 	h.t.Helper()
-	l := expect.Value(netlink.LinkByIndex(h.Link(h.Path("netns", h.ids[i]), "eth0").Attrs().ParentIndex))(h.t)
-	return l.Attrs().Name
+	return expect.Value(netlink.LinkByIndex(h.Link(h.Path("netns", h.ids[i]), "eth0").Attrs().ParentIndex))(h.t).Attrs().Name
 }
 
 // wantNoFlapping: each part was made again once, by one of the guards.
@@ -286,9 +284,8 @@ func (h *guardedHost) wantNoFlapping(what string, events []guard.Event) {
 		switch e.Kind {
 		case guard.Repaired:
 			key := fmt.Sprint(e.ContainerID, " ", e.Difference.Network, " ", e.Difference.Kind, " ", e.Difference.Object)
-			if made[key]++; made[key] > 1 {
-				h.t.Errorf("%s: repaired twice: %s", what, key)
-			}
+			made[key]++
+			expect.That(h.t, made[key] <= 1, "%s: repaired twice: %s", what, key)
 		case guard.Contested, guard.Held:
 			h.t.Errorf("%s: %v", what, e)
 		}

@@ -140,9 +140,9 @@ func TestHoldStopsTheGuard(t *testing.T) {
 				h.wait(map[bool]guard.Kind{true: guard.Held, false: guard.Repaired}[slices.Contains(tt.held, id)], id)
 			}
 			h.quiet()
-			if events := h.taken(); slices.ContainsFunc(events, func(e guard.Event) bool { return e.Kind == guard.Repaired && slices.Contains(tt.held, e.ContainerID) }) {
-				t.Errorf("repaired although it is held: %q", events)
-			}
+			events := h.taken()
+			expect.That(t, !slices.ContainsFunc(events, func(e guard.Event) bool { return e.Kind == guard.Repaired && slices.Contains(tt.held, e.ContainerID) }),
+				"repaired although it is held: %q", events)
 			expect.NoError(t, tt.hold.End(t.Context(), h.another())) // by another process
 			h.back("released")
 		})
@@ -178,21 +178,16 @@ func TestHoldLasts(t *testing.T) {
 	expect.NoError(t, guard.Hold{ContainerID: "c0", Reason: "maintenance"}.Begin(t.Context(), h.r))
 	other := h.another()
 	holds := expect.Value(guard.Holds(other))(t)
-	if len(holds) != 1 || holds[0].ContainerID != "c0" || holds[0].Reason != "maintenance" || holds[0].Since.IsZero() || holds[0].Owner == "" {
-		t.Errorf("holds %+v", holds)
-	}
+	expect.That(t, len(holds) == 1 && holds[0].ContainerID == "c0" && holds[0].Reason == "maintenance" && !holds[0].Since.IsZero() && holds[0].Owner != "",
+		"holds %+v", holds)
 	h.sh("nft flush ruleset")
 	report := expect.Value(other.Recover(t.Context()))(t)
-	if len(report.Repaired["c0"]) > 0 || len(report.Repaired["c1"]) == 0 || report.Kept["c0"] == nil {
-		t.Errorf("recovered: %v", report)
-	}
+	expect.That(t, len(report.Repaired["c0"]) == 0 && len(report.Repaired["c1"]) != 0 && report.Kept["c0"] != nil, "recovered: %v", report)
 	repaired := expect.Value(other.Repair(t.Context(), "c0", cni.RepairOptions{}))(t)
 	expect.Same(t, "a Repair that was asked for has repaired", len(repaired.Repaired) > 0, true)
 	expect.NoError(t, guard.Hold{ContainerID: "c0", Network: "net"}.Begin(t.Context(), other), h.r.Remove(t.Context(), "c0", ""))
-	holds = expect.Value(guard.Holds(other))(t)
-	expect.Same(t, "holds of a removed container", len(holds), 0)
-	files := expect.Value(filepath.Glob(h.Path("state", "embedcni", "holds", "*")))(t)
-	expect.Same(t, "files", len(files), 0)
+	expect.Same(t, "holds of a removed container", len(expect.Value(guard.Holds(other))(t)), 0)
+	expect.Same(t, "files", len(expect.Value(filepath.Glob(h.Path("state", "embedcni", "holds", "*")))(t)), 0)
 }
 
 // TestHoldRefuses.

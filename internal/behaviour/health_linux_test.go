@@ -86,9 +86,7 @@ func TestFault_F35_HealthSaysWhyAndRecoverKeepsLivingContainers(t *testing.T) {
 			if tt.is != nil {
 				expect.Is(t, h.Err(), tt.is)
 			}
-			if tt.state != cni.StateHealthy && !strings.Contains(h.Err().Error(), tt.text) {
-				t.Errorf("got %v, want %q", h.Err(), tt.text)
-			}
+			expect.That(t, tt.state == cni.StateHealthy || strings.Contains(h.Err().Error(), tt.text), "got %v, want %q", h.Err(), tt.text)
 			wantEncoded(t, h)
 			if tt.kept {
 				s.wantKept(r, &log, tt.is, tt.text)

@@ -141,8 +141,7 @@ func TestFault_F38_OfAHostNamespaceThatIsGoneOnlyFilesAreUndone(t *testing.T) {
 	before := h.Audit()
 	host, path := h.Path("netns", "detached"), h.Path("netns", "c1")
 	for _, p := range []string{host, path} {
-		ns := expect.Value(netns.Create(p))(t)
-		expect.NoError(t, ns.Close())
+		expect.NoError(t, expect.Value(netns.Create(p))(t).Close())
 	}
 	// A search in the background would have the namespace open for a moment longer.
 	there := h.Runtime(builtin, owner, list("ipam-there"), cni.WithHostNetNS(host), cni.WithoutReaping())
@@ -154,8 +153,7 @@ func TestFault_F38_OfAHostNamespaceThatIsGoneOnlyFilesAreUndone(t *testing.T) {
 	expect.Is(t, here.Remove(t.Context(), "c1", ""), cni.ErrHostNetNS)
 	expect.NoError(t, netns.Remove(path))
 	expect.NoError(t, netns.Remove(h.Pin("c1")))
-	report := expect.Value(here.Recover(t.Context()))(t)
-	expect.Is(t, report.Skipped["c1"], cni.ErrHostNetNS)
+	expect.Is(t, expect.Value(here.Recover(t.Context()))(t).Skipped["c1"], cni.ErrHostNetNS)
 	expect.NoError(t, here.Remove(t.Context(), "c1", ""))
 	expect.Same(t, "on record", testhost.Recorded(t, here), []string{"c2/eth0 attached"})
 	expect.Same(t, "the address is held", expect.Exists(t, h.Path("ipam-there", "podnet", "10.88.0.2")), false)
@@ -168,8 +166,7 @@ func TestFault_F38_OfAHostNamespaceThatIsGoneOnlyFilesAreUndone(t *testing.T) {
 
 func addressOf(t testing.TB, r *cni.Runtime, id string) string {
 	t.Helper()
-	result := expect.Value(r.Lookup(id))(t)
-	return result.IPv4().Prefix.String()
+	return expect.Value(r.Lookup(id))(t).IPv4().Prefix.String()
 }
 
 // soon is much longer than a call waits for orphans, and much less than it
@@ -197,9 +194,8 @@ func promptly(t *testing.T, what string, f func() error) {
 	t.Helper()
 	start := time.Now()
 	expect.NoError(t, expect.Await(t, what, testhost.Begin(f)))
-	if took := time.Since(start); took > soon || took < time.Second {
-		t.Errorf("%s took %v", what, took)
-	}
+	took := time.Since(start)
+	expect.That(t, took <= soon && took >= time.Second, "%s took %v", what, took)
 }
 
 // TestFault_F30_NoCallWaitsLongForADeadRuntimesPlugin: the next call does
@@ -336,8 +332,7 @@ func (s *stage) byReaper(how, verb string, conf []byte, path string) string {
 		StateDir: s.Path("state"), PluginDir: s.Path("bin"), HostNetNS: s.Path("netns", "host"),
 	}.Command(s.T)
 	cmd.Env = append(cmd.Env, reapsEnv+"="+how)
-	out := expect.Value(cmd.CombinedOutput())(s.T)
-	return string(out)
+	return string(expect.Value(cmd.CombinedOutput())(s.T))
 }
 
 // TestFault_F52_AReapedPluginIsJudgedByItsResult: a program that reaps all its
@@ -351,9 +346,8 @@ func TestFault_F52_AReapedPluginIsJudgedByItsResult(t *testing.T) {
 			swept, other := s.Network("net", "1.0.0", "portmap"), s.Network("net", "1.0.0", "p")
 			path := s.Container("c1")
 			expect.Same(t, "ADD", s.byReaper(how, "ADD", swept, path), "")
-			if said := s.byReaper(how, "CHECK", swept, path); how == "ignores SIGCHLD" && !strings.Contains(said, lost) {
-				t.Errorf("CHECK: %q", said)
-			}
+			said := s.byReaper(how, "CHECK", swept, path)
+			expect.That(t, how != "ignores SIGCHLD" || strings.Contains(said, lost), "CHECK: %q", said)
 			expect.Same(t, "DEL of a plugin that the sweep covers", s.byReaper(how, "DEL", swept, path), "")
 
 			s.On("portmap", "ADD", testhost.Says(7, "no"))
@@ -363,9 +357,8 @@ func TestFault_F52_AReapedPluginIsJudgedByItsResult(t *testing.T) {
 			expect.Same(t, "half a result counts", s.byReaper(how, "ADD", swept, path) == "", false)
 
 			expect.Same(t, "ADD of another plugin", s.byReaper(how, "ADD", other, path), "")
-			if said := s.byReaper(how, "DEL", other, path); how == "ignores SIGCHLD" && !strings.Contains(said, lost) {
-				t.Errorf("DEL of another plugin: %q", said)
-			}
+			said = s.byReaper(how, "DEL", other, path)
+			expect.That(t, how != "ignores SIGCHLD" || strings.Contains(said, lost), "DEL of another plugin: %q", said)
 			expect.NoError(t, s.Runtime().Remove(t.Context(), "c1", path))
 		})
 	}

@@ -309,9 +309,7 @@ func TestOfTwoProcessesOneGetsThePort(t *testing.T) {
 				t.Error(out)
 			}
 		}
-		if attached == "" {
-			t.Fatal("nobody has the port")
-		}
+		expect.Must(t, attached != "", "nobody has the port")
 		expect.NoError(t, r.Remove(t.Context(), attached, ""))
 	}
 }
@@ -354,9 +352,8 @@ func TestAContainerOfAnotherProgramHasAPort(t *testing.T) {
 	for _, r := range []*cni.Runtime{r, strict} {
 		_, err := r.Setup(t.Context(), "c1", path, web())
 		var e *cni.PortError
-		if !errors.Is(err, cni.ErrPortInUse) || !errors.As(err, &e) || e.ContainerID != "theirs" || e.Network != "theirs" || e.IfName != "eth0" {
-			t.Errorf("beside a living container: %v", err)
-		}
+		expect.That(t, errors.Is(err, cni.ErrPortInUse) && errors.As(err, &e) && e.ContainerID == "theirs" && e.Network == "theirs" && e.IfName == "eth0",
+			"beside a living container: %v", err)
 	}
 	testhost.MustSetUp(t, r, "c1", path, mapped(mapping("tcp", "", 8081)))
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
@@ -364,9 +361,8 @@ func TestAContainerOfAnotherProgramHasAPort(t *testing.T) {
 	expect.NoError(t, netns.Remove(theirs))
 	expect.Is(t, errOf(strict.Setup(t.Context(), "c1", path, web())), cni.ErrPortInUse)
 	result := testhost.MustSetUp(t, r, "c1", path, web())
-	if len(result.PortWarnings) != 1 || result.PortWarnings[0].ContainerID != "theirs" {
-		t.Errorf("beside a dead container: warnings %v", result.PortWarnings)
-	}
+	expect.That(t, len(result.PortWarnings) == 1 && result.PortWarnings[0].ContainerID == "theirs",
+		"beside a dead container: warnings %v", result.PortWarnings)
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 	detach()
 	testhost.MustSetUp(t, strict, "c1", path, web())
@@ -386,9 +382,7 @@ func TestOwnContainersInTheCacheAreNotAnothers(t *testing.T) {
 		expect.NoError(t, attach())
 		_, err := r.Setup(t.Context(), "c3", h.Container("at-"+id), web())
 		var e *cni.PortError
-		if !errors.As(err, &e) || e.ContainerID != id || e.Owner == "" {
-			t.Errorf("beside %s: %v", id, err)
-		}
+		expect.That(t, errors.As(err, &e) && e.ContainerID == id && e.Owner != "", "beside %s: %v", id, err)
 		expect.NoError(t, r.Remove(t.Context(), id, ""))
 	}
 }

@@ -90,10 +90,8 @@ func TestAHostPortIsOneContainers(t *testing.T) {
 				_, err := r.Setup(t.Context(), "c2", c2, mapped(mapping("tcp", "", 9000), tt.wanted))
 				expect.Is(t, err, cni.ErrPortInUse)
 				var e *cni.PortError
-				if !errors.As(err, &e) || e.ContainerID != "c1" || e.Network != "one" || e.IfName != "eth0" || e.State != cni.Attached ||
-					e.HostPort != int(tt.wanted.HostPort) || e.HolderIP.String() != tt.holder || e.Owner == "" {
-					t.Errorf("%+v: %#v", tt.wanted, e)
-				}
+				expect.That(t, errors.As(err, &e) && e.ContainerID == "c1" && e.Network == "one" && e.IfName == "eth0" && e.State == cni.Attached && e.HostPort == int(tt.wanted.HostPort) && e.HolderIP.String() == tt.holder && e.Owner != "",
+					"%+v: %#v", tt.wanted, e)
 			}
 			expect.Same(t, "calls of plugins", len(o.Events), ran)
 			expect.Same(t, "host", h.Normalize(h.Audit()), h.Normalize(attached))
@@ -148,9 +146,8 @@ func (h *realHost) listenElsewhere(protocol, addr string, port int) (end func())
 		_ = cmd.Wait() // killed
 	})
 	h.T.Cleanup(end)
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "listening\n" {
-		h.T.Fatalf("%q, %v", line, err)
-	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	expect.Must(h.T, err == nil && line == "listening\n", "%q, %v", line, err)
 	return end
 }
 
@@ -250,8 +247,7 @@ func TestFault_F56_APortThatAProcessOfTheHostUses(t *testing.T) {
 					expect.Same(t, what, err.Error(), `set up container "c1": `+wanted[0])
 					h.WantClean(before)
 				}
-				res := testhost.MustSetUp(t, r, "c1", c1, mapped(tt.wanted))
-				expect.Same(t, what, warned(res), wanted)
+				expect.Same(t, what, warned(testhost.MustSetUp(t, r, "c1", c1, mapped(tt.wanted))), wanted)
 				expect.NoError(t, r.Check(t.Context(), "c1", c1))
 				expect.NoError(t, r.Remove(t.Context(), "c1", c1))
 				end()

@@ -48,8 +48,7 @@ func TestPanicOfAPluginIsItsError(t *testing.T) {
 	path := s.Container("c1")
 	before := s.Audit()
 	p := testhost.Acting{On: map[string]testhost.Action{"ADD": func(context.Context, *plugin.Request) error { panic("oh no") }}}
-	r := s.Runtime(cni.WithPlugin("p", p), testhost.ListOfTypes("net", "p"))
-	_, err := r.Setup(t.Context(), "c1", path)
+	_, err := s.Runtime(cni.WithPlugin("p", p), testhost.ListOfTypes("net", "p")).Setup(t.Context(), "c1", path)
 	e := testhost.AsError(t, err)
 	expect.Same(t, "code and message", fmt.Sprint(e.Code, " ", e.Msg), `999 plugin "p" panicked: oh no`)
 	expect.Contains(t, "the details, which say where", e.Details, "TestPanicOfAPluginIsItsError")

@@ -38,17 +38,16 @@ func TestFault_F5_HalfWrittenFileKeepsTheLastGoodConfiguration(t *testing.T) {
 	for n := range len(full) {
 		expect.NoError(t, os.WriteFile(path, []byte(full[:n]), 0o644))
 		err := load()
-		if !errors.Is(err, cni.ErrLoad) || !cni.IsInvalidConfig(err) || !strings.Contains(err.Error(), path) {
-			t.Fatalf("%q: error %v, want one that names the file", full[:n], err)
-		}
+		expect.Must(t, errors.Is(err, cni.ErrLoad) && cni.IsInvalidConfig(err) && strings.Contains(err.Error(), path),
+			"%q: error %v, want one that names the file", full[:n], err)
 		if !reflect.DeepEqual(r.GetConfig(), before) {
 			t.Fatalf("%q: loaded is %s, want %s", full[:n], loaded(r), want)
 		}
 	}
 	expect.NoError(t, os.WriteFile(path, []byte(strings.Replace(full, "1.0.0", "1.1.0", 1)), 0o644))
-	if err := load(); err != nil || loaded(r) != want || r.GetConfig().Networks[1].Config.CNIVersion != "1.1.0" {
-		t.Errorf("whole again: %v, loaded is %s", err, loaded(r))
-	}
+	err := load()
+	expect.That(t, err == nil && loaded(r) == want && r.GetConfig().Networks[1].Config.CNIVersion == "1.1.0",
+		"whole again: %v, loaded is %s", err, loaded(r))
 }
 
 // TestDuty_R1_ConfigurationsOfOneNameAreToldApartByTheInterface with every
@@ -94,9 +93,8 @@ func TestDuty_R2_R5_AtLoad(t *testing.T) {
 			"WithConfListBytes": cni.WithConfListBytes([]byte(conf[0])), "WithConfListFile": cni.WithConfListFile(filepath.Join(dir, "1.conflist")),
 			"WithDefaultConf": cni.WithDefaultConf, "WithAllConf": cni.WithAllConf,
 		} {
-			if _, err := cni.New(cni.WithPluginConfDir(dir), opt); !cni.IsInvalidConfig(err) {
-				t.Errorf("%s, %s: %v, want ErrInvalidConfig", what, loader, err)
-			}
+			_, err := cni.New(cni.WithPluginConfDir(dir), opt)
+			expect.That(t, cni.IsInvalidConfig(err), "%s, %s: %v, want ErrInvalidConfig", what, loader, err)
 		}
 	}
 }

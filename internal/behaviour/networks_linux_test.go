@@ -143,8 +143,7 @@ func TestOneNetworkByItself(t *testing.T) {
 	ns := namespaceOf(t, r, "c1", path, cni.WithArgs("K", "v"))
 	expect.NoError(t, r.Load(cni.WithConfListBytes(s.Network("new", "1.0.0", "z")))) // two stays usable
 	expect.Is(t, two.Check(t.Context(), ns), cni.ErrNotAttached)
-	raw := expect.Value(two.Attach(t.Context(), ns))(t)
-	expect.Same(t, "address", raw.IPs[0].Address.String(), "10.0.1.1/24")
+	expect.Same(t, "address", expect.Value(two.Attach(t.Context(), ns))(t).IPs[0].Address.String(), "10.0.1.1/24")
 	s.AddLink("c1", "eth1")
 	expect.Is(t, errOf(two.Attach(t.Context(), ns)), cni.ErrAlreadyAttached)
 	expect.NoError(t, two.Check(t.Context(), ns))

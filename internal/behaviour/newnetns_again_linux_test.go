@@ -103,11 +103,9 @@ func TestANamespaceStaysOnRecordWhereverAnAttemptFails(t *testing.T) {
 						m.On("first", "ADD", scripted.Action{})
 						m.On("first", "DEL", scripted.Action{})
 					}
-					result := expect.Value(again(t.Context(), m, path))(t)
-					expect.Same(t, "path that Setup made", result.NetNS, path)
+					expect.Same(t, "path that Setup made", expect.Value(again(t.Context(), m, path))(t).NetNS, path)
 					m.wantOnRecord("attached again", path, id)
-					_, err := again(fail(m, t.Context()), m, path)
-					expect.Same(t, "failed again", err != nil, true)
+					expect.Same(t, "failed again", expect.Err(again(fail(m, t.Context()), m, path)) != nil, true)
 					m.On("first", "DEL", scripted.Action{})
 					expect.NoError(t, m.Remove(t.Context(), "c1", path))
 					expect.Same(t, "path after Remove", expect.Exists(t, path), false)
@@ -163,14 +161,12 @@ func TestAnUnattachedNamespaceGoes(t *testing.T) {
 			m.before = m.Audit()
 			path, id := m.made(chosen)
 			m.On("first", "ADD", testhost.Says(5, "no"))
-			_, err := m.Runtime.Setup(t.Context(), "c1", path)
-			expect.Same(t, "failed", err != nil, true)
+			expect.Same(t, "failed", expect.Err(m.Runtime.Setup(t.Context(), "c1", path)) != nil, true)
 			m.On("first", "ADD", scripted.Action{})
 
 			m.wantOnRecord(what, path, id)
 			expect.Same(t, "attachments", testhost.Recorded(t, m.Runtime), []string{})
-			_, err = m.Lookup("c1")
-			expect.Is(t, err, cni.ErrNotAttached)
+			expect.Is(t, expect.Err(m.Lookup("c1")), cni.ErrNotAttached)
 			health := expect.Value(m.Health(t.Context(), cni.HealthOptions{Containers: []string{"c1"}}))(t)
 			expect.Same(t, "state", health[0].State, cni.StateNotAttached)
 			expect.Value(m.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}}))(t)
@@ -194,12 +190,11 @@ func TestARuntimeKilledInAReplacement(t *testing.T) {
 			})
 		}
 	}
-	steps := map[string]func(m *maker, path string){
+	for step, kill := range map[string]func(m *maker, path string){
 		"while it detaches": in(record.Deleting),
 		"in between": func(m *maker, path string) {
 			m.On("first", "ADD", testhost.Says(5, "no"))
-			_, err := m.Runtime.Setup(m.T.Context(), "c1", path)
-			expect.Same(m.T, "failed", err != nil, true)
+			expect.Same(m.T, "failed", expect.Err(m.Runtime.Setup(m.T.Context(), "c1", path)) != nil, true)
 			m.On("first", "ADD", scripted.Action{})
 			m.ChangeRecord("c1", func(rec *record.Record) {
 				rec.Runtime, rec.Life = "1:1", ""
@@ -207,8 +202,7 @@ func TestARuntimeKilledInAReplacement(t *testing.T) {
 			})
 		},
 		"while it attaches": in(record.Planned),
-	}
-	for step, kill := range steps {
+	} {
 		for _, chosen := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, chosen path %v", step, chosen), func(t *testing.T) {
 				m := newMaker(t)
@@ -223,16 +217,14 @@ func TestARuntimeKilledInAReplacement(t *testing.T) {
 					m.wantOnRecord("while the task lives", path, id)
 				}
 				for way, again := range attachings() {
-					result := expect.Value(again(t.Context(), m, path))(t)
-					expect.Same(t, way+": path", result.NetNS, path)
+					expect.Same(t, way+": path", expect.Value(again(t.Context(), m, path))(t).NetNS, path)
 					expect.NoError(t, m.Check(t.Context(), "c1", path))
 					kill(m, path)
 					expect.Value(m.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}}))(t)
 					m.wantOnRecord("after a GC that keeps it", path, id)
 				}
 				leave()
-				report := expect.Value(m.Recover(t.Context()))(t)
-				expect.Same(t, "removed", report.Removed, []string{"c1"})
+				expect.Same(t, "removed", expect.Value(m.Recover(t.Context()))(t).Removed, []string{"c1"})
 				expect.Same(t, "path", expect.Exists(t, path), false)
 				m.WantClean(m.before)
 			})
@@ -248,8 +240,7 @@ func TestARemoveThatIsKilled(t *testing.T) {
 	testhost.MustSetUp(t, m.Runtime, "c1", path)
 	leave := inhabit(m.T, path)
 	defer leave()
-	rec := expect.Value(m.Records().Load("c1"))(t)
-	expect.Same(t, "in use", rec.NetNS.InUse, true)
+	expect.Same(t, "in use", expect.Value(m.Records().Load("c1"))(t).NetNS.InUse, true)
 	m.On("first", "DEL", testhost.Says(5, "no"))
 	expect.Same(t, "failed", m.Remove(t.Context(), "c1", "") != nil, true)
 	m.On("first", "DEL", scripted.Action{})

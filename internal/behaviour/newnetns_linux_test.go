@@ -51,8 +51,7 @@ func (m *maker) idAt(path string) netns.ID {
 // recordedAs returns the identity of the recorded namespace.
 func (m *maker) recordedAs(id string) netns.ID {
 	m.T.Helper()
-	rec := expect.Value(m.Records().Load(record.ID(id)))(m.T)
-	return rec.NetNS.ID()
+	return expect.Value(m.Records().Load(record.ID(id)))(m.T).NetNS.ID()
 }
 
 func TestSetupMakesTheNamespaceThatRemoveDeletes(t *testing.T) {
@@ -66,12 +65,10 @@ func TestSetupMakesTheNamespaceThatRemoveDeletes(t *testing.T) {
 		result := expect.Value(m.Setup("c1", path))(t)
 		expect.Same(t, "path", result.NetNS, want)
 		expect.Same(t, "namespace", m.idAt(want), m.recordedAs("c1"))
-		looked := expect.Value(m.Lookup("c1"))(t)
-		expect.Same(t, "Lookup", looked, result)
+		expect.Same(t, "Lookup", expect.Value(m.Lookup("c1"))(t), result)
 		calls := m.Calls()
 		expect.Same(t, "CNI_NETNS", calls[len(calls)-1].NetNS, want)
-		all := expect.Value(m.Attachments())(t)
-		expect.Same(t, "Attachments", all[0].NetNS, want)
+		expect.Same(t, "Attachments", expect.Value(m.Attachments())(t)[0].NetNS, want)
 		expect.NoError(t, m.Check(t.Context(), "c1", want))
 
 		// It is the container's as if the caller had made it.
@@ -84,8 +81,7 @@ func TestSetupMakesTheNamespaceThatRemoveDeletes(t *testing.T) {
 		expect.NoError(t, ns.Close())
 		expect.NoError(t, netns.Remove(m.Path("netns", "elsewhere")))
 
-		report := expect.Value(m.Recover(t.Context()))(t)
-		expect.Same(t, "Recover", report.Adopted, []string{"c1"})
+		expect.Same(t, "Recover", expect.Value(m.Recover(t.Context()))(t).Adopted, []string{"c1"})
 		for range 2 {
 			expect.NoError(t, m.Remove(t.Context(), "c1", ""))
 		}
@@ -146,16 +142,13 @@ func TestThePathThatSetupChoseMayBeGiven(t *testing.T) {
 			expect.NoError(t, os.MkdirAll(filepath.Dir(own), 0o700))
 		}
 		m.before = m.Audit()
-		_, err := m.Setup("c1", another)
-		expect.Is(t, err, cni.ErrInvalidNetNS)
+		expect.Is(t, expect.Err(m.Setup("c1", another)), cni.ErrInvalidNetNS)
 		expect.Same(t, "calls", len(m.Calls()), 0)
 		for _, path := range []string{own, spelled, filepath.Dir(own) + "/./" + filepath.Base(own), own + "/"} {
-			result := expect.Value(m.Setup("c1", path))(t)
-			expect.Same(t, "path", result.NetNS, own)
+			expect.Same(t, "path", expect.Value(m.Setup("c1", path))(t).NetNS, own)
 			expect.Same(t, "namespace", m.idAt(own), m.recordedAs("c1"))
 			m.addLinkAt(own, "eth0")
-			_, err = m.Setup("c1", path)
-			expect.Is(t, err, cni.ErrAlreadyAttached)
+			expect.Is(t, expect.Err(m.Setup("c1", path)), cni.ErrAlreadyAttached)
 			expect.NoError(t, m.Remove(t.Context(), "c1", path))
 			expect.Same(t, "pin", expect.Exists(t, own), false)
 		}
@@ -174,8 +167,7 @@ func TestASetupThatFailsDeletesTheNamespaceThatItMade(t *testing.T) {
 			path = m.Path("netns", path)
 		}
 		m.On("first", "ADD", testhost.Says(11, "try again later"))
-		_, err := m.Setup("c1", path)
-		expect.Same(t, "errors", testhost.Messages(err), []string{"first: try again later"})
+		expect.Same(t, "errors", testhost.Messages(expect.Err(m.Setup("c1", path))), []string{"first: try again later"})
 		expect.Same(t, "calls", testhost.Rendered(m.Calls()), slices.Repeat([]string{"ADD first c1/eth0", "DEL first c1/eth0"}, 3))
 		var in []string
 		for _, call := range m.TakeCalls() {
@@ -230,8 +222,7 @@ func TestANamespaceOutlivesItsAttachments(t *testing.T) {
 			m := newMaker(t)
 			path, want := m.made(chosen)
 			leave := inhabit(m.T, path)
-			result := expect.Value(again(t.Context(), m, path))(t)
-			expect.Same(t, what+": path", result.NetNS, path)
+			expect.Same(t, what+": path", expect.Value(again(t.Context(), m, path))(t).NetNS, path)
 			expect.Same(t, what+": namespace", m.idAt(path), want)
 			leave()
 			expect.NoError(t, m.Remove(t.Context(), "c1", ""))

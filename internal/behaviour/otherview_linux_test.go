@@ -122,9 +122,7 @@ func (h *realHost) daemon(j testhost.Job) *daemon {
 	opened := make(chan *os.File, 1)
 	go func() {
 		f, err := os.OpenFile(gate, os.O_WRONLY, 0)
-		if err != nil {
-			h.T.Error(err)
-		}
+		expect.That(h.T, err == nil, "%v", err)
 		opened <- f
 	}()
 	select {
@@ -255,9 +253,7 @@ func TestFault_F63_AContainerThatNoProcessHereShowsLives(t *testing.T) {
 		_, done := h.start(j, unix.CLONE_NEWPID|unix.CLONE_NEWNS)
 		said := expect.Await(t, "Recover there", done)
 		want := map[bool]string{true: "c1: adopted, not known to be healthy: ", false: "c1: skipped: "}[c.hostEnd]
-		if !strings.HasPrefix(said, want) {
-			t.Errorf("Recover says %q, want %q", said, want)
-		}
+		expect.That(t, strings.HasPrefix(said, want), "Recover says %q, want %q", said, want)
 		expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 		h.wantWhole(d)
 	})

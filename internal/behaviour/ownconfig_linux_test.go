@@ -34,8 +34,7 @@ func TestNetworksOfOneCallStandBesideLoadedOnes(t *testing.T) {
 	res := expect.Value(r.SetupSerially(t.Context(), "c1", path, opts...))(t)
 	want := []string{"two net0 10.0.1.1/24", "one eth0 10.0.0.1/24", "three eth2 10.0.2.1/24"}
 	expect.Same(t, "results", addresses(res), want)
-	found := expect.Value(r.Lookup("c1"))(t)
-	expect.Same(t, "looked up", addresses(found), want)
+	expect.Same(t, "looked up", addresses(expect.Value(r.Lookup("c1"))(t)), want)
 	s.Took()
 
 	expect.NoError(t, r.Check(t.Context(), "c1", path, opts...))
@@ -204,9 +203,7 @@ func TestRealInterfacesOfAPrevResultAreOthers(t *testing.T) {
 			{"type": "tuning", "dataDir": %q, "sysctl": {%q: "1"}}, {"type": "firewall"}]}`, h.Path("tuning"), tt.sysctl)
 		r := h.Real()
 		_, err := r.Setup(t.Context(), "c1", path, cni.WithNetworkConfig(link, cni.WithInterfaceName("peer"), cni.WithPrevResult([]byte(prev))))
-		if (err != nil) != tt.fails {
-			t.Fatalf("%s: %v", tt.sysctl, err)
-		}
+		expect.Must(t, (err != nil) == tt.fails, "%s: %v", tt.sysctl, err)
 		expect.NoError(t, r.Remove(t.Context(), "c1", path))
 		h.Link("", "vethhost")
 	}
@@ -318,8 +315,7 @@ func TestGCByPairsLeavesWhatItCannotRead(t *testing.T) {
 	s.AddLink("c1", "eth0")
 	spoilBase(s.Host, "c1", "not a record\n")
 	s.Took()
-	report := expect.Value(r.GC(t.Context(), cni.GCOptions{KeepIf: keeping()}))(t)
-	expect.Same(t, "skipped", len(report.Skipped), 1)
+	expect.Same(t, "skipped", len(expect.Value(r.GC(t.Context(), cni.GCOptions{KeepIf: keeping()}))(t).Skipped), 1)
 	expect.Same(t, "calls", s.Took(), []string{})
 	for _, o := range []cni.GCOptions{
 		{KeepIf: keeping(), Keep: []string{"c1"}}, {KeepIf: keeping(), KeepNone: true},

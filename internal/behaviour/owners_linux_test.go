@@ -35,8 +35,7 @@ func twoOwners(t *testing.T) (s *stage, first, second *cni.Runtime) {
 
 func collectAll(t testing.TB, r *cni.Runtime) cni.Report {
 	t.Helper()
-	report := expect.Value(r.GC(t.Context(), cni.GCOptions{KeepNone: true}))(t)
-	return *report
+	return *expect.Value(r.GC(t.Context(), cni.GCOptions{KeepNone: true}))(t)
 }
 
 // owners renders attachments with their owners: "c1/eth0 first".
@@ -55,8 +54,7 @@ func owners(t testing.TB, r *cni.Runtime) []string {
 func TestFault_F41_AnAttachmentHasAnOwnerOfItsOwn(t *testing.T) {
 	s, first, second := twoOwners(t)
 	expect.Same(t, "owners", owners(t, first), []string{"c1/eth0 first", "c1/eth7 second"})
-	rec := expect.Value(s.Records().Load("c1"))(t)
-	expect.Same(t, "the owner that earlier versions see", rec.Owner, "first")
+	expect.Same(t, "the owner that earlier versions see", expect.Value(s.Records().Load("c1"))(t).Owner, "first")
 	wantRecover(t, first, adopted)
 	expect.Same(t, "calls of the first", s.Took(), []string{"CHECK p c1/eth0"})
 	wantRecover(t, second, adopted)

@@ -76,9 +76,8 @@ func TestPluginsRunInAnotherRoot(t *testing.T) {
 	r := h.rooted(root.dir)
 	result := testhost.MustSetUp(t, r, "c1", path)
 	expect.NoError(t, r.Check(t.Context(), "c1", path))
-	if got := result.Interfaces["eth0"]; got == nil || len(got.IPConfigs) != 1 {
-		t.Fatalf("result %+v", result)
-	}
+	got := result.Interfaces["eth0"]
+	expect.Must(t, got != nil && len(got.IPConfigs) == 1, "result %+v", result)
 	for _, a := range expect.Value(r.Attachments())(t) {
 		expect.Same(t, "plugins", a.Plugins, map[string]string{"bridge": "executable"})
 	}
@@ -88,8 +87,7 @@ func TestPluginsRunInAnotherRoot(t *testing.T) {
 
 	// A daemon that moves out of its container finds its containers' executables.
 	testhost.MustSetUp(t, r, "c1", path)
-	moved := h.rooted("/")
-	expect.NoError(t, moved.Remove(t.Context(), "c1", path))
+	expect.NoError(t, h.rooted("/").Remove(t.Context(), "c1", path))
 	h.WantClean(before)
 }
 
@@ -102,9 +100,8 @@ func TestAPluginStartsInItsRoot(t *testing.T) {
 	r := h.Runtime(cni.WithConfListBytes(testhost.Conflist("net", "1.0.0", nil, "p")), cni.WithPluginDir([]string{"/opt/cni/bin"}), root.option())
 	testhost.MustSetUp(t, r, "c1", path)
 	said := string(expect.Value(os.ReadFile(filepath.Join(root.dir, "said")))(t))
-	if want := "/ /opt/cni/bin/p /opt/cni/bin bin lib opt proc"; !strings.HasPrefix(said, want) {
-		t.Errorf("it sees %q, want %q", said, want)
-	}
+	want := "/ /opt/cni/bin/p /opt/cni/bin bin lib opt proc"
+	expect.That(t, strings.HasPrefix(said, want), "it sees %q, want %q", said, want)
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 }
 
@@ -140,11 +137,9 @@ func TestARootInWhichNothingRuns(t *testing.T) {
 			before := h.Audit()
 			h.NoBuiltins = true
 			r := h.rooted(root.dir)
-			_, err := r.Setup(t.Context(), "c1", path)
-			fails(t, err, c.says, root.dir)
+			fails(t, expect.Err(r.Setup(t.Context(), "c1", path)), c.says, root.dir)
 			h.WantClean(before)
-			_, err = r.Lookup("c1")
-			expect.Is(t, err, cni.ErrNotAttached)
+			expect.Is(t, expect.Err(r.Lookup("c1")), cni.ErrNotAttached)
 		})
 	}
 }
@@ -233,8 +228,7 @@ func TestTheOrderOfPluginDirectories(t *testing.T) {
 		{[]string{dirs[2], dirs[0] + "/"}, "a a:b"},
 		{[]string{dirs[2], s.Path()}, "a a:b"},
 	} {
-		r := start()
-		testhost.MustSetUp(t, r, "c1", path, cni.WithPluginDirOrder(c.order...))
+		testhost.MustSetUp(t, start(), "c1", path, cni.WithPluginDirOrder(c.order...))
 		rec := expect.Value(s.Records().Load("c1"))(t)
 		expect.Same(t, "on record", rec.Attachments[0].PluginDirs != nil, c.want != "a a:b")
 		expect.NoError(t, start().Check(t.Context(), "c1", path))

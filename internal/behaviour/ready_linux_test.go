@@ -27,9 +27,7 @@ func reasons(t *testing.T, r *cni.Runtime) []error {
 		return nil
 	}
 	all, ok := errors.Unwrap(err).(interface{ Unwrap() []error })
-	if !ok || len(all.Unwrap()) == 0 {
-		t.Fatalf("got %T: %v", err, err)
-	}
+	expect.Must(t, ok && len(all.Unwrap()) != 0, "got %T: %v", err, err)
 	for _, reason := range all.Unwrap() {
 		fails(t, err, reason.Error())
 	}
@@ -68,9 +66,7 @@ func TestReadyNamesEveryReason(t *testing.T) {
 			r := s.Runtime(append(tt.opts, dirs)...)
 			before := s.Audit()
 			got := reasons(t, r)
-			if len(got) != len(tt.kinds) {
-				t.Fatalf("got %d reasons, want %d: %v", len(got), len(tt.kinds), got)
-			}
+			expect.Must(t, len(got) == len(tt.kinds), "got %d reasons, want %d: %v", len(got), len(tt.kinds), got)
 			for i, kind := range tt.kinds {
 				if kind != nil {
 					expect.Is(t, got[i], kind)
@@ -113,9 +109,7 @@ func TestReadySeesMissingCapabilities(t *testing.T) {
 			has[0].Effective &^= 1 << unix.CAP_NET_ADMIN
 			err = unix.Capset(&header, &has[0])
 		}
-		if err != nil {
-			t.Error(err)
-		}
+		expect.That(t, err == nil, "%v", err)
 		done <- r.Ready(t.Context())
 	}()
 	fails(t, <-done, "plugins need CAP_NET_ADMIN, which this process lacks")
@@ -144,10 +138,8 @@ func TestReadySeesAKernelWithoutNFTables(t *testing.T) {
 		job := testhost.Job{Verb: readyWithoutNFTables, StateDir: s.Path("state"), PluginDir: s.Path("bin"), Conf: conf, InProcess: true}
 		cmd := job.Command(t)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
-		out := expect.Value(cmd.CombinedOutput())(t)
-		if got := string(out); !strings.Contains(got, want) || want == "" && got != "" {
-			t.Errorf("%s: got %q, want %q in it", plugins, got, want)
-		}
+		got := string(expect.Value(cmd.CombinedOutput())(t))
+		expect.That(t, strings.Contains(got, want) && (want != "" || got == ""), "%s: got %q, want %q in it", plugins, got, want)
 	}
 }
 
@@ -172,9 +164,7 @@ func TestReadyAsksForReferencePlugins(t *testing.T) {
 		text string
 	}{"full": {full, "10.1.0.1-10.1.0.2"}, "no subnet": {h.Real(list("10.3.0/24")), "10.3.0/24"}} {
 		got := reasons(t, tt.r)
-		if len(got) != 1 || !strings.Contains(got[0].Error(), tt.text) {
-			t.Errorf("%s: reasons %q, want one that names %s", what, got, tt.text)
-		}
+		expect.That(t, len(got) == 1 && strings.Contains(got[0].Error(), tt.text), "%s: reasons %q, want one that names %s", what, got, tt.text)
 		fails(t, testhost.SetUp(t.Context(), tt.r, "c2", h.Container(strings.ReplaceAll(what, " ", "-")))())
 	}
 	expect.NoError(t, full.Remove(t.Context(), "c1", ""))
@@ -192,17 +182,15 @@ func TestNotInitializedHasTheErrorOfTheLastLoad(t *testing.T) {
 	r := s.Runtime()
 	expect.Same(t, "text", r.Status().Error(), "cni plugin not initialized")
 	write(s.Host, "net.d/10-bad.conflist", `{"name": "net"}`)
-	loaded := r.Load(cni.WithPluginConfDir(s.Path("net.d")), cni.WithDefaultConf)
-	expect.Is(t, loaded, cni.ErrInvalidConfig)
+	expect.Is(t, r.Load(cni.WithPluginConfDir(s.Path("net.d")), cni.WithDefaultConf), cni.ErrInvalidConfig)
 	_, setup := r.Setup(t.Context(), "c1", s.Container("c1"))
 	for what, err := range map[string]error{
 		"Status": r.Status(), "Setup": setup, "Check": r.Check(t.Context(), "c1", ""),
 	} {
 		expect.Is(t, err, cni.ErrCNINotInitialized)
 		expect.Is(t, err, cni.ErrInvalidConfig)
-		if !strings.HasPrefix(err.Error(), "cni plugin not initialized: ") || !strings.Contains(err.Error(), "10-bad.conflist") {
-			t.Errorf("%s: %v", what, err)
-		}
+		expect.That(t, strings.HasPrefix(err.Error(), "cni plugin not initialized: ") && strings.Contains(err.Error(), "10-bad.conflist"),
+			"%s: %v", what, err)
 	}
 	expect.NoError(t, r.Load(cni.WithConfListBytes(s.Network("net", "1.0.0", "p"))))
 	expect.NoError(t, r.Status())

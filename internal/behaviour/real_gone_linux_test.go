@@ -265,12 +265,10 @@ func (h *realHost) reboot(containers ...string) {
 		expect.NoError(h.T, netns.Remove(path))
 	}
 	h.Unpin()
-	found := expect.Value(h.Records().List())(h.T)
-	for _, f := range found {
+	for _, f := range expect.Value(h.Records().List())(h.T) {
 		h.ChangeRecord(string(f.Record.ContainerID), func(rec *record.Record) { rec.Boot = "another" })
 	}
-	ns := h.NewNetNS("rebooted")
-	expect.NoError(h.T, unix.Setns(int(ns.File().Fd()), unix.CLONE_NEWNET))
+	expect.NoError(h.T, unix.Setns(int(h.NewNetNS("rebooted").File().Fd()), unix.CLONE_NEWNET))
 	expect.NoError(h.T, nettest.NoAddressDetection())
 	h.LinkUp("lo")
 }

@@ -146,8 +146,7 @@ func TestFault_F32_TwoListsOfOneNameKeepSharedObjects(t *testing.T) {
 			if first == 1 {
 				l.installPlugins(false)
 				r, path = l.Runtime(), ""
-				report := expect.Value(r.Recover(t.Context()))(t)
-				expect.Same(t, "adopted", report.Adopted, []string{"c1"})
+				expect.Same(t, "adopted", expect.Value(r.Recover(t.Context()))(t).Adopted, []string{"c1"})
 			}
 			expect.NoError(t, r.Remove(t.Context(), "c1", path, l.only(first)))
 			if first == 0 {
@@ -229,8 +228,7 @@ func bothAttached(t *testing.T, variant string, families [2]string) *twoLists {
 func TestFault_F32_ARuntimeIsKilledBeforeItMends(t *testing.T) {
 	for name, again := range map[string]func(t *testing.T, l *twoLists, r *cni.Runtime){
 		"Recover": func(t *testing.T, _ *twoLists, r *cni.Runtime) {
-			report := expect.Value(r.Recover(t.Context()))(t)
-			expect.Same(t, "adopted", report.Adopted, []string{"c1"})
+			expect.Same(t, "adopted", expect.Value(r.Recover(t.Context()))(t).Adopted, []string{"c1"})
 		},
 		"Remove": func(t *testing.T, l *twoLists, r *cni.Runtime) {
 			expect.NoError(t, r.Remove(t.Context(), "c1", "", l.only(0)))

@@ -203,8 +203,7 @@ func TestFault_F39_AnAdministratorsEmptyReservationStays(t *testing.T) {
 	// CleanUp and GC find nothing either.
 	found := expect.Value(r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth0"}))(t)
 	expect.Same(t, "found", found, []string(nil))
-	report := expect.Value(r.GC(t.Context(), cni.GCOptions{KeepNone: true}))(t)
-	expect.Same(t, "report", *report, cni.Report{})
+	expect.Same(t, "report", *expect.Value(r.GC(t.Context(), cni.GCOptions{KeepNone: true}))(t), cni.Report{})
 	expect.Same(t, "files", s.held(), []string{"10.9.0.20", "10.9.0.22"})
 }
 
@@ -364,8 +363,7 @@ func TestFault_F73_GCLeavesALostRecordsContainerThatLives(t *testing.T) {
 			}
 			h.moveNetNS(h.Path("netns", "moved"), path)
 		}
-		_, err := r.Setup(t.Context(), "c1", path, onePort)
-		expect.NoError(t, err, r.Remove(t.Context(), "c1", path))
+		expect.NoError(t, expect.Err(r.Setup(t.Context(), "c1", path, onePort)), r.Remove(t.Context(), "c1", path))
 		testhost.MustSetUp(t, others, "c1", path, onePort)
 		unchanged(nil)
 		expect.NoError(t, others.Remove(t.Context(), "c1", path))

@@ -169,8 +169,7 @@ func TestReconcileRepairsByDefault(t *testing.T) {
 			expected = append(expected, reconcile.Expected{ContainerID: id, NetNS: h.Path("netns", id)})
 		}
 	}
-	other := h.Runtime(append(opts, cni.WithOwner("other"))...)
-	testhost.MustSetUp(t, other, "others", h.Container("others"))
+	testhost.MustSetUp(t, h.Runtime(append(opts, cni.WithOwner("other"))...), "others", h.Container("others"))
 	expected[2].NetNS = h.Container("old")
 	expected = append(expected, reconcile.Expected{ContainerID: "never", NetNS: h.Container("never")})
 
@@ -240,8 +239,7 @@ func TestAReplacementSaysWhatItLost(t *testing.T) {
 			expect.Same(t, "still has one", lost.Result.IPv4().IP().IsValid(), true)
 			expect.Same(t, "lost", lost.Lost[0], result.IPv4().IP())
 			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
-			left := expect.Value(filepath.Glob(h.Path("ipam", "net", "[1-9f]*")))(t)
-			expect.Same(t, "reservations", left, nil)
+			expect.Same(t, "reservations", expect.Value(filepath.Glob(h.Path("ipam", "net", "[1-9f]*")))(t), nil)
 		})
 	}
 }

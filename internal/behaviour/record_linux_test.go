@@ -37,21 +37,17 @@ func TestDuty_R26_TheRecordIsWholeBeforeTheFirstPluginRuns(t *testing.T) {
 	expect.NoError(t, expect.Await(t, "Setup", done))
 
 	bootID := expect.Value(proc.BootID())(t)
-	if got.Since.Before(began) || got.Since.After(time.Now()) || !strings.HasPrefix(got.Runtime, fmt.Sprint(os.Getpid(), ":")) {
-		t.Errorf("recorded at %v by process %s", got.Since, got.Runtime)
-	}
-	if lives, known, err := lock.Open(s.Path("state", "embedcni", "locks")).Lives(got.Life); !lives || !known || err != nil {
-		t.Errorf("the process lives by %q: %v, known %v, %v", got.Life, lives, known, err)
-	}
-	config := string(got.Attachments[0].Config)
-	expect.Contains(t, "configuration", config, `"script":"`+s.Path("script-q")+`"`)
+	expect.That(t, !got.Since.Before(began) && !got.Since.After(time.Now()) && strings.HasPrefix(got.Runtime, fmt.Sprint(os.Getpid(), ":")),
+		"recorded at %v by process %s", got.Since, got.Runtime)
+	lives, known, err := lock.Open(s.Path("state", "embedcni", "locks")).Lives(got.Life)
+	expect.That(t, lives && known && err == nil, "the process lives by %q: %v, known %v, %v", got.Life, lives, known, err)
+	expect.Contains(t, "configuration", string(got.Attachments[0].Config), `"script":"`+s.Path("script-q")+`"`)
 	host := expect.Value(netns.Open(s.Path("netns", "host")))(t)
 	expect.Same(t, "PID namespace", got.PIDNS, proc.PIDNS())
 	expect.Same(t, "it is recorded from where the path leads to the namespace", got.NetNS.View != "", true)
 	got.NetNS.View = ""
-	if since := got.Attachments[0].Since; since.Before(began) || since.After(time.Now()) {
-		t.Errorf("the attachment was recorded at %v", since)
-	}
+	since := got.Attachments[0].Since
+	expect.That(t, !since.Before(began) && !since.After(time.Now()), "the attachment was recorded at %v", since)
 	got.Attachments[0].Since = time.Time{}
 	got.Since, got.Runtime, got.Life, got.PIDNS, got.Attachments[0].Config = time.Time{}, "", "", 0, nil
 	expect.Same(t, "record", *got, record.Record{
@@ -81,8 +77,7 @@ func TestFault_F6_RealRemoveKnowsNothingButTheID(t *testing.T) {
 		 "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.22.1.0/24"}]]}},
 		{"type": "firewall"},
 		{"type": "portmap", "capabilities": {"portMappings": true}}]}`, h.Path("ipam")))
-	r := h.Real(cni.WithLoNetwork, cni.WithDefaultConf)
-	testhost.MustSetUp(t, r, "c1", path, onePort)
+	testhost.MustSetUp(t, h.Real(cni.WithLoNetwork, cni.WithDefaultConf), "c1", path, onePort)
 	expect.Same(t, "kept", h.Pinned("c1"), true)
 	left, _ := audit.Diff(before, h.Audit())
 	expect.Contains(t, "the host, with a port", strings.Join(left, "\n"), "CNI-HOSTPORT-DNAT")
@@ -252,9 +247,8 @@ func TestAttachmentsAndLookupReturnTheRecord(t *testing.T) {
 	s.TakeCalls()
 	expect.NoError(t, r.Load()) // nothing
 	all := expect.Value(r.Attachments())(t)
-	if since := time.Since(all[0].Since); since < 0 || since > expect.Patience {
-		t.Errorf("attached since %v", all[0].Since)
-	}
+	since := time.Since(all[0].Since)
+	expect.That(t, since >= 0 && since <= expect.Patience, "attached since %v", all[0].Since)
 	want := cni.Attachment{ContainerID: "c1", Network: "one", IfName: "eth0", NetNS: path, Owner: "tester", Since: all[0].Since,
 		State: cni.Attached, Addresses: []cni.Address{{Prefix: netip.MustParsePrefix("10.0.0.1/24")}},
 		Plugins: map[string]string{"p": "executable"}}
@@ -268,15 +262,13 @@ func TestAttachmentsAndLookupReturnTheRecord(t *testing.T) {
 	s.On("p", "DEL", testhost.Says(5, "stuck"))
 	removal := r.Remove(t.Context(), "c1", "")
 	all = expect.Value(r.Attachments())(t)
-	if ago := time.Since(all[0].LastTry); ago < 0 || ago > expect.Patience {
-		t.Errorf("last tried %v", all[0].LastTry)
-	}
+	ago := time.Since(all[0].LastTry)
+	expect.That(t, ago >= 0 && ago <= expect.Patience, "last tried %v", all[0].LastTry)
 	want.State, want.Failures, want.LastTry, want.LastError = cni.Failed, 1, all[0].LastTry, errors.Unwrap(removal).Error()
 	expect.Same(t, "attachments after a failure", all, []cni.Attachment{want})
 }
 
 func jsonOf(t testing.TB, v any) string {
 	t.Helper()
-	data := expect.Value(json.Marshal(v))(t)
-	return string(data)
+	return string(expect.Value(json.Marshal(v))(t))
 }

@@ -182,9 +182,9 @@ func TestAFailedRemovalOfAnAttachmentLeavesTheContainer(t *testing.T) {
 	} {
 		report := expect.Value(again())(t)
 		expect.Same(t, what+": adopted", report.Adopted, []string{"c1"})
-		if failed := report.Failed["c1"]; failed == nil || !strings.HasPrefix(failed.Error(), "container c1 could not be removed: not tried again yet: in ") {
-			t.Errorf("%s at once: failed with %v, want that it is too early", what, failed)
-		}
+		failed := report.Failed["c1"]
+		expect.That(t, failed != nil && strings.HasPrefix(failed.Error(), "container c1 could not be removed: not tried again yet: in "),
+			"%s at once: failed with %v, want that it is too early", what, failed)
 	}
 	s.On("r", "DEL", scripted.Action{})
 	s.TakeCalls()
@@ -202,8 +202,7 @@ func TestDamagedRecordsOfOtherOwnersAreLeftAloneToo(t *testing.T) {
 	spoilBase(s.Host, "c1", "{")
 	other := s.restarted(conf, cni.WithOwner("other"))
 	wantRecover(t, other, cni.Report{})
-	report := expect.Value(other.GC(t.Context(), cni.GCOptions{KeepNone: true}))(t)
-	expect.Same(t, "report", *report, cni.Report{})
+	expect.Same(t, "report", *expect.Value(other.GC(t.Context(), cni.GCOptions{KeepNone: true}))(t), cni.Report{})
 	calls := s.TakeCalls()
 	expect.Same(t, "calls", testhost.Rendered(calls), []string{"GC p /", "GC q /"})
 	expect.Same(t, "valid attachments", valid(t, calls), []string{"c1/eth0", "c1/eth0"})
@@ -259,9 +258,8 @@ func TestRecoverDiscardsEmptyRecords(t *testing.T) {
 	expect.NoError(t, nettest.Unpin(s.Pin("c1"))) // as after a reboot
 	wantRecover(t, r, cni.Report{Left: []string{
 		name + " says nothing and was deleted; if its container is known, Remove or CleanUp finds the leftovers"}})
-	if lines := log.Lines("ERROR"); len(lines) != 1 || !strings.Contains(lines[0], "leftovers of their attachments are possible") {
-		t.Errorf("errors logged: %q", lines)
-	}
+	lines := log.Lines("ERROR")
+	expect.That(t, len(lines) == 1 && strings.Contains(lines[0], "leftovers of their attachments are possible"), "errors logged: %q", lines)
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 	expect.Same(t, "kept", s.Pinned("c1"), false)
 	expect.Same(t, "calls", s.Took(), []string{})
@@ -319,8 +317,7 @@ func TestAFailedRemovalStaysRecordedAndIsTriedEverLessOften(t *testing.T) {
 	expect.NoError(t, netns.Remove(s.Pin("c1")))
 	s.On("p", "DEL", testhost.Says(5, "stuck"))
 	r := s.restarted(conf)
-	report := expect.Value(r.Recover(t.Context()))(t)
-	expect.Same(t, "failed", testhost.Messages(report.Failed["c1"]), []string{"p: stuck"})
+	expect.Same(t, "failed", testhost.Messages(expect.Value(r.Recover(t.Context()))(t).Failed["c1"]), []string{"p: stuck"})
 	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
 	expect.Eventually(t, "another attempt", func() bool {
@@ -333,11 +330,10 @@ func TestAFailedRemovalStaysRecordedAndIsTriedEverLessOften(t *testing.T) {
 	for range 10 {
 		expect.NoError(t, s.Records().Append(rec, record.Entry{IfName: "eth0", Error: "stuck again"}))
 	}
-	report = expect.Value(r.Recover(t.Context()))(t)
+	report := expect.Value(r.Recover(t.Context()))(t)
 	text := report.Failed["c1"].Error()
-	if !strings.HasPrefix(text, "container c1 could not be removed: not tried again yet: in ") || !strings.Contains(text, ", after 12 failures: stuck again; fix the cause") {
-		t.Errorf("after 12 failures: %q", text)
-	}
+	expect.That(t, strings.HasPrefix(text, "container c1 could not be removed: not tried again yet: in ") && strings.Contains(text, ", after 12 failures: stuck again; fix the cause"),
+		"after 12 failures: %q", text)
 	expect.Same(t, "calls", s.Took(), []string{})
 	s.On("p", "DEL", scripted.Action{})
 	expect.NoError(t, r.Remove(t.Context(), "c1", "")) // does not wait
@@ -369,8 +365,7 @@ func TestRecoverKeepsTheCachedResultOfTheLiving(t *testing.T) {
 	empty := func() {
 		t.Helper()
 		expect.NoError(t, os.WriteFile(h.RecordFile("c1")+".json", nil, 0o600))
-		report := expect.Value(r.Recover(t.Context()))(t)
-		expect.Same(t, "records that were deleted", len(report.Left), 1)
+		expect.Same(t, "records that were deleted", len(expect.Value(r.Recover(t.Context()))(t).Left), 1)
 	}
 	testhost.MustSetUp(t, r, "c1", path)
 	expect.NoError(t, netns.Remove(h.Pin("c1")))

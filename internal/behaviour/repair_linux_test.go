@@ -140,9 +140,7 @@ func TestRepairIsReported(t *testing.T) {
 	events = nil
 	report, err := r.Repair(t.Context(), "c1", cni.RepairOptions{})
 	expect.NoError(t, err, report.Err())
-	if len(report.Repaired) != 1 || report.Repaired[0].Kind != "rule" || report.Repaired[0].Plugin != "bridge" {
-		t.Errorf("report %v", report)
-	}
+	expect.That(t, len(report.Repaired) == 1 && report.Repaired[0].Kind == "rule" && report.Repaired[0].Plugin == "bridge", "report %v", report)
 	for i := range events {
 		events[i].Duration = 0
 	}
@@ -205,9 +203,7 @@ func TestRepairLeavesALongDetectionToTheKernel(t *testing.T) {
 				t.Logf("%v: %v", time.Since(begun), report)
 				expect.Within(t, "Repair", time.Since(begun), most)
 				for _, left := range report.Remaining {
-					if left.Kind == "address" || left.Kind == "interface" {
-						t.Errorf("it remains: %v: %v", left.Difference, left.Reason)
-					}
+					expect.That(t, left.Kind != "address" && left.Kind != "interface", "it remains: %v: %v", left.Difference, left.Reason)
 				}
 				again := expect.Value(r.Repair(t.Context(), "c1", cni.RepairOptions{Inside: true}))(t)
 				expect.Same(t, "repaired the second time", len(again.Repaired), 0)

@@ -63,8 +63,7 @@ func TestFault_F32_TwoConfigurationsOfOneName(t *testing.T) {
 			expect.Same(t, "results", addresses(res), []string{"net eth0 10.0.0.1/24", "between eth1 127.0.0.1/8", "net eth2 fd00::1/64"})
 			expect.Same(t, "DNS", res.DNS, []types.DNS{{Domain: "p"}, {Domain: "l"}, {Domain: "q"}})
 			expect.Same(t, "cache", s.Cached(), []string{"between-c1-eth1", "net-c1-eth0", "net-c1-eth2"})
-			found := expect.Value(r.Lookup("c1"))(t)
-			expect.Same(t, "looked up", addresses(found), addresses(res))
+			expect.Same(t, "looked up", addresses(expect.Value(r.Lookup("c1"))(t)), addresses(res))
 			expect.NoError(t, r.Check(t.Context(), "c1", path))
 			expect.NoError(t, r.Remove(t.Context(), "c1", removePath))
 			expect.Same(t, "calls", withoutEnds(s.Took()), []string{"CHECK p c1/eth0", "CHECK l c1/eth1", "CHECK q c1/eth2",
@@ -91,8 +90,7 @@ func TestFault_F32_TheNameMeansAllOfIt(t *testing.T) {
 	s.AddLink("c1", "eth0")
 	s.Took()
 	testhost.MustSetUp(t, r, "c1", path, second)
-	calls := s.TakeCalls()
-	expect.Same(t, "arguments", calls[0].Args, "K=v")
+	expect.Same(t, "arguments", s.TakeCalls()[0].Args, "K=v")
 	expect.Is(t, errOf(r.Setup(t.Context(), "c1", path, all)), cni.ErrAlreadyAttached)
 	expect.NoError(t, r.Remove(t.Context(), "c1", "", all))
 	expect.Same(t, "calls", withoutEnds(s.Took()), []string{"DEL q c1/eth2", "DEL p c1/eth0"})
@@ -202,9 +200,8 @@ func TestFault_F32_GCOfOneListKeepsTheOthersAttachments(t *testing.T) {
 	both := "[" + c1 + `"eth0"},` + c1 + `"eth2"}]`
 	expect.Same(t, "valid attachments", valid, map[string]string{"GC p": both, "GC q": both, "GC l": "[" + c1 + `"eth1"}]`})
 	s.On("q", "STATUS", testhost.Says(50, "not ready"))
-	if text := fmt.Sprint(r.Status()); !strings.HasPrefix(text, `status network "net" for interface eth2: `) {
-		t.Errorf("Status is %q, and does not say which of the two", text)
-	}
+	text := fmt.Sprint(r.Status())
+	expect.That(t, strings.HasPrefix(text, `status network "net" for interface eth2: `), "Status is %q, and does not say which of the two", text)
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 }
 

@@ -98,8 +98,7 @@ func TestFault_F59_AStateDirectorySpelledAnotherWayHarmsNoPool(t *testing.T) {
 				expect.Same(t, owner+": c1 is removed", slices.Contains(report.Removed, "c1"), false)
 				expect.Same(t, owner+": the container's namespace is mounted", isNetNS(path), true)
 			}
-			r := s.restarted(conf, cni.WithStateDir(s.Path("link")))
-			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+			expect.NoError(t, s.restarted(conf, cni.WithStateDir(s.Path("link"))).Remove(t.Context(), "c1", ""))
 			expect.Same(t, "the container's namespace is mounted after Remove", isNetNS(path), false)
 		})
 	}
@@ -114,9 +113,8 @@ func TestFault_F59_ADamagedRecordKeepsTheNamespacesOfAPool(t *testing.T) {
 	var log testhost.Log
 	wantRecover(t, s.restarted(conf, cni.WithOwner("other"), log.Logger()), cni.Report{})
 	expect.Same(t, "the container's namespace is mounted", isNetNS(path), true)
-	if lines := log.Lines("WARN"); len(lines) != 1 || !strings.Contains(lines[0], "left for later") {
-		t.Errorf("warnings: %q", lines)
-	}
+	lines := log.Lines("WARN")
+	expect.That(t, len(lines) == 1 && strings.Contains(lines[0], "left for later"), "warnings: %q", lines)
 	expect.NoError(t, os.WriteFile(s.RecordFile("c1")+".json", whole, 0o600))
 	stray := filepath.Join(filepath.Dir(path), "warm-stray")
 	ns, err := netns.Create(stray)
@@ -228,8 +226,7 @@ func TestFault_F52_APinThatIsRemovedInAnotherMountNamespaceIsGoneInAll(t *testin
 	s, r, _ := inhabited(t, "c1")
 	expect.Same(t, "kept", isNetNS(s.Pin("c1")), true)
 	expect.NoError(t, onCopiedMounts(func() error { return r.Remove(t.Context(), "c1", "") }))
-	mounts := expect.Value(os.ReadFile("/proc/thread-self/mountinfo"))(t)
-	expect.Lacks(t, "mounts", string(mounts), filepath.Dir(s.Pin("c1")))
+	expect.Lacks(t, "mounts", string(expect.Value(os.ReadFile("/proc/thread-self/mountinfo"))(t)), filepath.Dir(s.Pin("c1")))
 	expect.Same(t, "the file is there", expect.Exists(t, s.Pin("c1")), false)
 	s.RemoveNetNS("c1")
 	testhost.MustSetUp(t, r, "c2", s.Container("c2"))
@@ -287,12 +284,10 @@ func pooled(h *testhost.Host, r *cni.Runtime, pluginID, id string, opts ...cni.N
 	pool := h.Path("state", "embedcni", "attachments", "pool", "1:1")
 	expect.NoError(h.T, os.MkdirAll(pool, 0o700))
 	path = pool + "/" + pluginID
-	ns := expect.Value(netns.Create(path))(h.T)
-	expect.NoError(h.T, ns.Close())
+	expect.NoError(h.T, expect.Value(netns.Create(path))(h.T).Close())
 	h.T.Cleanup(func() {
-		if err := netns.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			h.T.Error(err)
-		}
+		err := netns.Remove(path)
+		expect.That(h.T, err == nil || errors.Is(err, fs.ErrNotExist), "%v", err)
 	})
 	expect.Value(r.Setup(context.Background(), pluginID, path, opts...))(h.T)
 	expect.NoError(h.T, netns.Remove(h.Pin(pluginID))) // the path was the pin

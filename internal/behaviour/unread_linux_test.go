@@ -27,12 +27,9 @@ import (
 func wantUntouched(t testing.TB, what string, err error, newer bool, causes ...error) {
 	t.Helper()
 	var e *cni.RecordError
-	if !errors.As(err, &e) || e.Newer != newer || !strings.Contains(e.Error(), "nothing was changed") {
-		t.Errorf("%s: error %v, want a RecordError with Newer %v", what, err, newer)
-	}
-	if newer && strings.Contains(err.Error(), "CleanUp") {
-		t.Errorf("%s: error %v advises CleanUp, which leaves the record alone too", what, err)
-	}
+	expect.That(t, errors.As(err, &e) && e.Newer == newer && strings.Contains(e.Error(), "nothing was changed"),
+		"%s: error %v, want a RecordError with Newer %v", what, err, newer)
+	expect.That(t, !newer || !strings.Contains(err.Error(), "CleanUp"), "%s: error %v advises CleanUp, which leaves the record alone too", what, err)
 	expect.Is(t, err, causes...)
 }
 
@@ -178,8 +175,7 @@ func TestFault_F43_ARecordOfANewerVersionIsLeftAlone(t *testing.T) {
 		fails(t, err, "the list of attachments is incomplete")
 	}
 	expect.Same(t, "calls", s.Took(), []string{"DEL q c2/eth0", "DEL p c2/eth0"})
-	now := expect.Value(os.ReadFile(s.RecordFile("c1") + ".json"))(t)
-	expect.Same(t, "record", string(now), string(content))
+	expect.Same(t, "record", string(expect.Value(os.ReadFile(s.RecordFile("c1")+".json"))(t)), string(content))
 	s.DelLink("c1", "eth0") // fails if it was removed
 }
 
@@ -245,8 +241,7 @@ func TestFault_F62_SeveralThatRecoverAtOnce(t *testing.T) {
 			expect.NoError(t, expect.Await(t, "Recover", done))
 		}
 	}
-	left := expect.Value(filepath.Glob(s.Path("state/embedcni/attachments/pool/*")))(t)
-	expect.Same(t, "left", left, nil)
+	expect.Same(t, "left", expect.Value(filepath.Glob(s.Path("state/embedcni/attachments/pool/*")))(t), nil)
 }
 
 // TestFault_F44_APanicCostsOneContainer: containers are recovered in

@@ -41,13 +41,11 @@ func watchTable() map[string]struct {
 		"a file is half written": {nil, func(w *watched) {
 			full := testhost.ListOf("b")
 			w.write(file, full[:len(full)/2])
-			e := w.until(netconf.Kept, "a=eth0")
-			expect.Is(w.t, e.Err, cni.ErrLoad, cni.ErrInvalidConfig)
+			expect.Is(w.t, w.until(netconf.Kept, "a=eth0").Err, cni.ErrLoad, cni.ErrInvalidConfig)
 			expect.NoError(w.t, w.Status())
 			expect.Is(w.t, w.Ready(w.t.Context()), cni.ErrInvalidConfig)
 			f := expect.Value(os.OpenFile(w.path(file), os.O_APPEND|os.O_WRONLY, 0))(w.t)
-			_, err := f.WriteString(full[len(full)/2:])
-			expect.NoError(w.t, err, f.Close())
+			expect.NoError(w.t, expect.Err(f.WriteString(full[len(full)/2:])), f.Close())
 			w.until(netconf.Loaded, "b=eth0")
 			expect.Same(w.t, "Ready still has the error", errors.Is(w.Ready(w.t.Context()), cni.ErrLoad), false)
 		}},
@@ -61,9 +59,7 @@ func watchTable() map[string]struct {
 		"another file comes, and is broken": {nil, func(w *watched) {
 			w.write(dir+"/20-b.conflist", "{")
 			e := w.until(netconf.Loaded, "a=eth0")
-			if len(e.Skipped) != 1 || e.Skipped[0].Path != w.path(dir, "20-b.conflist") {
-				w.t.Errorf("got %+v", e)
-			}
+			expect.That(w.t, len(e.Skipped) == 1 && e.Skipped[0].Path == w.path(dir, "20-b.conflist"), "got %+v", e)
 			w.list(dir+"/20-b.conflist", "b")
 			w.until(netconf.Loaded, "a=eth0 b=eth1")
 			w.write(dir+"/20-b.conflist", "{") // now it is loaded, and must not vanish
@@ -251,8 +247,7 @@ func TestWatchSeesAFolderThatComesLater(t *testing.T) {
 				tt.comes(w)
 				w.until(netconf.Loaded, "a=eth0")
 				w.write("conf/a/20.conf", `{"type": "q"}`)
-				e := w.until(netconf.Loaded, "a=eth0")
-				expect.Same(t, "changed", e.Changed, []string{"a"})
+				expect.Same(t, "changed", w.until(netconf.Loaded, "a=eth0").Changed, []string{"a"})
 			})
 		}
 	}
@@ -319,9 +314,8 @@ func TestWatchWithoutDescriptors(t *testing.T) {
 	restore()
 	expect.Is(t, why, unix.EMFILE, cni.ErrLoad)
 	w.until(netconf.Loaded, "b=eth0") // by itself
-	if err := w.Ready(t.Context()); errors.Is(err, unix.EMFILE) || errors.Is(err, cni.ErrLoad) {
-		t.Errorf("Ready still has %v", err)
-	}
+	err := w.Ready(t.Context())
+	expect.That(t, !errors.Is(err, unix.EMFILE) && !errors.Is(err, cni.ErrLoad), "Ready still has %v", err)
 }
 
 // TestWatchBesideEverythingElse: two Watches and other calls run at once; afterwards the

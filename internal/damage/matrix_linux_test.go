@@ -80,9 +80,8 @@ func hideIPTables(t *testing.T) {
 	const links = "/etc/alternatives"
 	expect.NoError(t, unix.Mount("tmpfs", links, "tmpfs", 0, ""))
 	t.Cleanup(func() { expect.NoError(t, unix.Unmount(links, unix.MNT_DETACH)) })
-	if found := netfilter.Detect(); found != netfilter.DetectedNative {
-		t.Fatalf("the program iptables is no link in %s, and cannot be hidden: found %q", links, found)
-	}
+	found := netfilter.Detect()
+	expect.Must(t, found == netfilter.DetectedNative, "the program iptables is no link in %s, and cannot be hidden: found %q", links, found)
 }
 
 // TestFigure_M18_EachDamageIsFoundAndRepairedWithFirewalld, which forgets and moves addresses too.
@@ -102,14 +101,12 @@ func damageAll(t *testing.T, f form) {
 	s.wantHealthy("before any damage", true)
 	all := damages(f)
 	for _, d := range all {
-		if s.live(&d, before); t.Failed() {
-			t.Fatalf("after the damage: %s", d.name)
-		}
+		s.live(&d, before)
+		expect.Must(t, !t.Failed(), "after the damage: %s", d.name)
 	}
 	s.wantHealthy("after all damages", true)
-	if t.Logf("%d damages", len(all)); len(all) == 0 {
-		t.Error("no damage is known for this form")
-	}
+	t.Logf("%d damages", len(all))
+	expect.That(t, len(all) != 0, "no damage is known for this form")
 }
 
 // live does one damage and repairs it.
@@ -154,9 +151,7 @@ func (s *scene) live(d *damage, before audit.Lines) {
 func (s *scene) wantBroken(d *damage) {
 	s.T.Helper()
 	health := s.health(false)
-	if health.State != cni.StateBroken || len(health.Differences) == 0 {
-		s.T.Errorf("%s: %v", d.name, health)
-	}
+	expect.That(s.T, health.State == cni.StateBroken && len(health.Differences) != 0, "%s: %v", d.name, health)
 	for _, found := range health.Differences {
 		expect.Same(s.T, fmt.Sprint(d.name, ": inside the container: ", found), found.Inside, d.inside)
 	}
@@ -187,9 +182,7 @@ func (s *scene) wantLeftInside(d *damage) {
 	s.T.Helper()
 	damaged := s.look()
 	report := expect.Value(s.rt.Repair(context.Background(), "c1", cni.RepairOptions{}))(s.T)
-	if len(report.Repaired) > 0 || !errors.Is(report.Err(), cni.ErrInContainer) {
-		s.T.Errorf("%s: not asked: %v", d.name, report)
-	}
+	expect.That(s.T, len(report.Repaired) == 0 && errors.Is(report.Err(), cni.ErrInContainer), "%s: not asked: %v", d.name, report)
 	added, gone := audit.Diff(damaged, s.look())
 	expect.Unchanged(s.T, d.name+", nobody asked", added, gone)
 }
@@ -212,7 +205,5 @@ func (s *scene) wantRepaired(d *damage, id string, o cni.RepairOptions) {
 		s.T.Errorf("%s: %s: %v", d.name, id, report)
 	}
 	again := expect.Value(s.rt.Repair(context.Background(), id, o))(s.T)
-	if again.Err() != nil || len(again.Repaired) > 0 {
-		s.T.Errorf("%s: %s again: %v", d.name, id, again)
-	}
+	expect.That(s.T, again.Err() == nil && len(again.Repaired) == 0, "%s: %s again: %v", d.name, id, again)
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +20,8 @@ import (
 	"github.com/embedcni/cni/internal/firewalldtest"
 	"github.com/embedcni/cni/internal/kernel/firewalld"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
@@ -315,8 +319,12 @@ func open(h *testhost.RealHost, ways []way) []flow {
 func wantFlowing(t testing.TB, all []flow) {
 	t.Helper()
 	for _, f := range all {
-		if err := f.Answer(testhost.AnswerWait); err != nil {
-			t.Errorf("%s: %v", f.name, err)
-		}
+		expect.Succeeds(t, f.name, f.Answer(testhost.AnswerWait))
 	}
 }
+
+// init reserves the leading thread for TestMain. A test on it that changed its network
+// namespace would change the process's.
+func init() { runtime.LockOSThread() }
+
+func TestMain(m *testing.M) { os.Exit(refplugins.Main(m, sandbox.Shards(2))) }

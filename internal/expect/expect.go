@@ -37,6 +37,30 @@ func Value[T any](v T, err error) func(testing.TB) T {
 	}
 }
 
+// That checks a condition. The format says what was found where it does not hold.
+func That(t testing.TB, holds bool, format string, args ...any) {
+	t.Helper()
+	if !holds {
+		t.Errorf(format, args...)
+	}
+}
+
+// Must ends the test where a condition does not hold.
+func Must(t testing.TB, holds bool, format string, args ...any) {
+	t.Helper()
+	if !holds {
+		t.Fatalf(format, args...)
+	}
+}
+
+// Succeeds checks that a call has not failed. Unlike after [NoError], the test goes on.
+func Succeeds(t testing.TB, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Errorf("%s: %v", what, err)
+	}
+}
+
 // Same compares two values with [reflect.DeepEqual].
 func Same[T any](t testing.TB, what string, got, want T) {
 	t.Helper()

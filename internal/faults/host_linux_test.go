@@ -56,17 +56,13 @@ func (h *host) letGo() {
 	for _, pattern := range []string{h.netns("*"), h.path("state", "embedcni", "attachments", "netns", "*"),
 		h.path("state", "embedcni", "attachments", "pool", "*", "*")} {
 		paths, err := filepath.Glob(pattern)
-		if err != nil {
-			h.t.Error(err)
-		}
+		expect.That(h.t, err == nil, "%v", err)
 		for _, path := range paths {
 			err := netns.Remove(path)
 			if errors.Is(err, netns.ErrNotNetNS) { // nothing is mounted on it any more
 				err = os.Remove(path)
 			}
-			if err != nil {
-				h.t.Error(err)
-			}
+			expect.That(h.t, err == nil, "%v", err)
 		}
 	}
 }

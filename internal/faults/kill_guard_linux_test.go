@@ -79,10 +79,8 @@ func (l *living) guardThe(broken breakdown, watched bool) (p *process, damaged i
 	l.t.Helper()
 	if watched { // it is stopped meanwhile, so that the parts can be counted
 		p = begin(l.t, job{Verb: "GUARD", Settings: l.set})
-		line, err := p.out.ReadString('\n')
-		if expect.NoError(l.t, err); line != guardSaysBegun {
-			l.t.Fatalf("the guard did not begin: %q", line)
-		}
+		line := expect.Value(p.out.ReadString('\n'))(l.t)
+		expect.Must(l.t, line == guardSaysBegun, "the guard did not begin: %q", line)
 		expect.NoError(l.t, p.cmd.Process.Signal(syscall.SIGSTOP))
 	}
 	for _, b := range broken {

@@ -76,9 +76,8 @@ func newRuntimeKiller(t *testing.T, makes bool, random *rand.Rand, made func(*ho
 		j.Verb = verb
 		p := begin(t, j)
 		start := time.Now()
-		if killed, said := p.wait(); killed || said != "" {
-			t.Fatalf("%s without a fault: %s", verb, said)
-		}
+		killed, said := p.wait()
+		expect.Must(t, !killed && said == "", "%s without a fault: %s", verb, said)
 		k.whole[verb] = time.Since(start)
 	}
 	expect.NoError(t, netns.Remove(j.NetNS))
@@ -132,8 +131,7 @@ func (k *runtimeKiller) kill(n int) (hit bool) {
 		}
 		return hit
 	}
-	if err := netns.Remove(j.NetNS); err != nil && !errors.Is(err, netns.ErrNotNetNS) {
-		k.t.Fatal(err)
-	}
+	err = netns.Remove(j.NetNS)
+	expect.Must(k.t, err == nil || errors.Is(err, netns.ErrNotNetNS), "%v", err)
 	return hit
 }

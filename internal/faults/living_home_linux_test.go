@@ -127,9 +127,8 @@ func (h *home) look() {
 	}
 	_, h.lost = audit.Diff(h.inside, h.see())
 	_, gone := audit.Diff(h.host, h.l.about(nil))
-	if h.lost = append(h.lost, gone...); len(h.lost) > 0 {
-		h.l.t.Errorf("%s (%s): container %s has lost\n%s", h.l.t.Name(), h.l.kind, h.id, strings.Join(h.lost, "\n"))
-	}
+	h.lost = append(h.lost, gone...)
+	expect.That(h.l.t, len(h.lost) == 0, "%s (%s): container %s has lost\n%s", h.l.t.Name(), h.l.kind, h.id, strings.Join(h.lost, "\n"))
 }
 
 // see lists the container's contents and its working connections.
@@ -267,8 +266,7 @@ func (h *home) close() {
 // containers returns the names of the host's namespaces.
 func (h *host) containers() (names []string) {
 	h.t.Helper()
-	paths := expect.Value(filepath.Glob(h.netns("*")))(h.t)
-	for _, path := range paths {
+	for _, path := range expect.Value(filepath.Glob(h.netns("*")))(h.t) {
 		names = append(names, filepath.Base(path))
 	}
 	return names

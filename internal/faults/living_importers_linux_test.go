@@ -47,9 +47,8 @@ esac
 		l.attach(fmt.Sprint("c", n))
 		l.homes[n].own()
 		_ = waits.Close() // or it failed before
-		if killed, said := failing.wait(); killed || !strings.Contains(said, "as it was to") {
-			l.t.Fatalf("the ADD that was to fail: %q", said)
-		}
+		killed, said := failing.wait()
+		expect.Must(l.t, !killed && strings.Contains(said, "as it was to"), "the ADD that was to fail: %q", said)
 		for _, home := range l.homes {
 			if !slices.Contains(home.see(), "reached by port") {
 				home.lost = append(home.lost, "reached by port")

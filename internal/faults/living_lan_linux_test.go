@@ -91,9 +91,8 @@ func (h *home) connect(machine *netns.Handle, address string) {
 		}
 		return lines
 	}
-	if seen := h.also(); len(seen) != 2 {
-		t.Fatalf("container %s: %v", h.id, seen)
-	}
+	seen := h.also()
+	expect.Must(t, len(seen) == 2, "container %s: %v", h.id, seen)
 }
 
 // zoned: firewalld only knows addresses, and another container may have the

@@ -176,9 +176,7 @@ func (h *host) settingsOf(kind string) settings {
 func (l *living) edit(old, new string) {
 	l.t.Helper()
 	conf := string(l.set.Confs[0])
-	if !strings.Contains(conf, old) {
-		l.t.Fatalf("no %q in %s", old, conf)
-	}
+	expect.Must(l.t, strings.Contains(conf, old), "no %q in %s", old, conf)
 	l.set.Confs = append([][]byte{[]byte(strings.Replace(conf, old, new, 1))}, l.set.Confs[1:]...)
 }
 

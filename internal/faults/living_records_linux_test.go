@@ -75,8 +75,7 @@ func (l *living) symlinked() {
 }
 
 func (l *living) damagedInPool() {
-	pool := l.beginHolder(l.set, "c1", "c2")
-	pool.kill()
+	l.beginHolder(l.set, "c1", "c2").kill()
 	restore := l.rewrite("c1", func([]byte) []byte { return []byte("{") })
 	other := l.set
 	other.Owner = "other"

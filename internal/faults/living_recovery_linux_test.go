@@ -22,9 +22,8 @@ import (
 func (h *host) flush() {
 	h.t.Helper()
 	for _, args := range [][]string{{"nft", "flush", "ruleset"}, {"iptables", "-t", "nat", "-F"}, {"iptables", "-F"}} {
-		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
-			h.t.Fatalf("%v: %v: %s", args, err, out)
-		}
+		out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
+		expect.Must(h.t, err == nil, "%v: %v: %s", args, err, out)
 	}
 }
 
@@ -75,8 +74,7 @@ func (l *living) tuned() {
 func (l *living) uplinked() {
 	expect.NoError(l.t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: nettest.Attrs("br0")}))
 	br := expect.Value(netlink.LinkByName("br0"))(l.t)
-	address := expect.Value(netlink.ParseAddr("10.70.0.1/16"))(l.t)
-	expect.NoError(l.t, netlink.AddrAdd(br, address))
+	expect.NoError(l.t, netlink.AddrAdd(br, expect.Value(netlink.ParseAddr("10.70.0.1/16"))(l.t)))
 	l.base = l.audit()
 	l.edit(`"isGateway": true, "isDefaultGateway": true, `, ``) // an address would fix its hardware address
 	l.attach("c1", "c2")
@@ -146,8 +144,7 @@ func (l *living) ordinary() {
 		as(job{Verb: "ADD", ID: id, NetNS: l.container(id), Port: int32(20000 + i)})
 		if id == "c1" {
 			result := expect.Value(l.runtime(l.set).Lookup(id))(l.t)
-			home := l.settle(id, l.netns(id), result)
-			home.host = l.about(before)
+			l.settle(id, l.netns(id), result).host = l.about(before)
 		}
 	}
 	as(job{Verb: "RESTART"})

@@ -109,13 +109,10 @@ func (l *living) beginHolder(s settings, ids ...string) *process {
 	p := begin(l.t, job{Verb: "HOLD", IDs: ids, Settings: s})
 	l.t.Cleanup(func() { _ = p.cmd.Process.Kill() }) // unless the case has
 	line, err := p.out.ReadString('\n')
-	if err != nil {
-		l.t.Fatalf("the runtime that makes namespaces: %q, %v", line, err)
-	}
+	expect.Must(l.t, err == nil, "the runtime that makes namespaces: %q, %v", line, err)
 	r := l.runtime(l.set)
 	for i, path := range strings.Fields(line) {
-		found := expect.Value(r.Lookup(ids[i]))(l.t)
-		l.settle(ids[i], path, found)
+		l.settle(ids[i], path, expect.Value(r.Lookup(ids[i]))(l.t))
 	}
 	return p
 }

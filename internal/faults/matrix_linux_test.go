@@ -131,9 +131,7 @@ func (s *subject) faultElsewhere(what, verb, id, path string) {
 	s.t.Helper()
 	set := s.settings(1)
 	killed, said := begin(s.t, job{Verb: verb, ID: id, NetNS: path, Port: 10000, Settings: set}).wait()
-	if !killed {
-		s.t.Errorf("%s: the runtime lives, and says %s", what, said)
-	}
+	expect.That(s.t, killed, "%s: the runtime lives, and says %s", what, said)
 	s.heal()
 	err := elsewhere(s.t, job{Verb: "RECOVER", Adopt: verb == "CHECK", Settings: set})
 	if verb == "CHECK" {
@@ -193,8 +191,7 @@ func (b *board) namespaces(t *testing.T) {
 	for i, tw := range twists() {
 		for j, verb := range []string{"ADD", "DEL", "CHECK"} {
 			cases++
-			id := fmt.Sprintf("m6-%d-%d", i, j)
-			s.twisted(tw, verb, id)
+			s.twisted(tw, verb, fmt.Sprintf("m6-%d-%d", i, j))
 			if now := fmt.Sprint(s.inside("neighbour")); now != inside {
 				changes++
 				t.Errorf("%s of a container whose namespace is %s: the neighbour had %s and has %s", verb, tw.name, inside, now)
@@ -231,8 +228,7 @@ func (s *subject) twisted(tw twist, verb, id string) {
 		s.wantNothing(what, errors.New("it succeeded"), nil)
 	}
 	// Without a path the record must suffice. A refused Remove ends here too.
-	err = s.runtime.Remove(ctx, id, "")
-	s.wantNothing(what, err, s.leftOutside())
+	s.wantNothing(what, s.runtime.Remove(ctx, id, ""), s.leftOutside())
 	if err := netns.Remove(path); errors.Is(err, netns.ErrNotNetNS) {
 		expect.NoError(s.t, os.Remove(path))
 	}

@@ -135,8 +135,7 @@ func (l *living) behindTheHanging() {
 	timed := func(s settings, id string) time.Duration {
 		l.t.Helper()
 		path, begun := l.container(id), time.Now()
-		_, err := l.runtime(s).Setup(context.Background(), id, path, ports(0)...)
-		l.ok("setup of "+id, err)
+		l.ok("setup of "+id, expect.Err(l.runtime(s).Setup(context.Background(), id, path, ports(0)...)))
 		return time.Since(begun)
 	}
 	conf, plugin := l.hanging(l.other(1), "net1")
@@ -227,8 +226,7 @@ func (l *living) untilGone(call func() error, ids ...string) {
 // pins returns the paths where this library pins namespaces.
 func (l *living) pins() (kept []string) {
 	l.t.Helper()
-	paths := expect.Value(filepath.Glob(l.path("state", "embedcni", "attachments", "netns", "*")))(l.t)
-	for _, path := range paths {
+	for _, path := range expect.Value(filepath.Glob(l.path("state", "embedcni", "attachments", "netns", "*")))(l.t) {
 		if isNetNS(l.t, path) {
 			kept = append(kept, path)
 		}
@@ -260,9 +258,7 @@ func (l *living) likeGoCNI() (done func()) {
 		l.t.Fatal(err)
 	}
 	return func() {
-		if err := os.Remove(goCNIState); err != nil {
-			l.t.Error(err)
-		}
+		expect.Succeeds(l.t, "Remove", os.Remove(goCNIState))
 		l.board.goCNI.Unlock()
 	}
 }

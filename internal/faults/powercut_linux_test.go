@@ -90,9 +90,7 @@ func TestFault_F64_APowerCutUndoesADeletion(t *testing.T) {
 	recovered, tried, _ := h.cutAll(t, steps, undone, 0, rand.New(rand.NewPCG(64, 64)))
 	t.Logf("%d of %d disk images recovered: %v", recovered, tried, found)
 	for what, n := range found {
-		if n < 2 {
-			t.Errorf("%s: %d steps have such a cut", what, n)
-		}
+		expect.That(t, n >= 2, "%s: %d steps have such a cut", what, n)
 	}
 }
 
@@ -121,8 +119,7 @@ func (h *host) cutAll(t *testing.T, steps []string, wanted func(cut) bool, most 
 			expect.NoError(t, os.WriteFile(bootID, fmt.Appendf(nil, "boot-%d\n", tried), 0o600))
 			err := recoverAll(context.Background(), h.runtime(set), false)
 			left := leftOf(before, h.audit())
-			files := expect.Value(os.ReadDir(h.path("homes")))(t)
-			for _, f := range files {
+			for _, f := range expect.Value(os.ReadDir(h.path("homes")))(t) {
 				left = append(left, "file of a namespace "+f.Name())
 			}
 			if now := mountsOf(t); now != mounts {
@@ -141,8 +138,7 @@ func (h *host) cutAll(t *testing.T, steps []string, wanted func(cut) bool, most 
 // mountsOf counts the mounts of namespaces.
 func mountsOf(t *testing.T) int {
 	t.Helper()
-	mounts := expect.Value(os.ReadFile("/proc/thread-self/mountinfo"))(t)
-	return strings.Count(string(mounts), " - nsfs ")
+	return strings.Count(string(expect.Value(os.ReadFile("/proc/thread-self/mountinfo"))(t)), " - nsfs ")
 }
 
 func leftOf(before, after audit.Lines) audit.Lines {
@@ -164,8 +160,7 @@ func (h *host) record(home func(*host) (string, []cni.NamespaceOpts)) []string {
 	r := h.runtime(h.settings(1))
 	path, opts := home(h)
 	h.liveOnce(r, path, append(opts, ports(10000)...))
-	copies := h.path("steps")
-	h.spoilAll(fault{CopyTo: copies, Copy: dirs}, append(chain(), "host-local")...)
+	h.spoilAll(fault{CopyTo: h.path("steps"), Copy: dirs}, append(chain(), "host-local")...)
 	h.snapshot("00 nothing")
 	expect.Value(r.Setup(context.Background(), "m12", path, append(opts, ports(10000)...)...))(h.t)
 	h.snapshot("09 attached")
@@ -213,8 +208,7 @@ func (h *host) recordUnsynced(home func(*host) (string, []cni.NamespaceOpts), op
 	h.liveOnce(r, path, setup)
 	expect.NoError(h.t, os.RemoveAll(h.path("steps")))
 	h.snapshot("00 nothing")
-	_, err = r.Setup(context.Background(), "m12", path, setup...)
-	expect.NoError(h.t, err)
+	expect.NoError(h.t, expect.Err(r.Setup(context.Background(), "m12", path, setup...)))
 	h.snapshot("02 attached")
 	h.saveHomes()
 	expect.NoError(h.t, r.Remove(context.Background(), "m12", path))
@@ -265,8 +259,7 @@ func copyDir(from, to string) error {
 // snapshots returns the paths of the copies in order.
 func (h *host) snapshots() (steps []string) {
 	h.t.Helper()
-	entries := expect.Value(os.ReadDir(h.path("steps")))(h.t)
-	for _, e := range entries {
+	for _, e := range expect.Value(os.ReadDir(h.path("steps")))(h.t) {
 		steps = append(steps, h.path("steps", e.Name()))
 	}
 	return steps
@@ -290,8 +283,7 @@ func (h *host) saveHomes() {
 	expect.NoError(h.t, os.MkdirAll(h.path("homes", ".saved"), 0o755))
 	expect.NoError(h.t, os.Mkdir(below, 0o755))
 	expect.NoError(h.t, unix.Mount(h.path("homes"), below, "", unix.MS_BIND, ""))
-	files := expect.Value(os.ReadDir(below))(h.t)
-	for _, f := range files {
+	for _, f := range expect.Value(os.ReadDir(below))(h.t) {
 		if !f.IsDir() {
 			expect.NoError(h.t, os.Link(filepath.Join(below, f.Name()), filepath.Join(below, ".saved", f.Name())))
 		}
@@ -305,8 +297,7 @@ func (h *host) restore(step string) {
 	homes := h.path("homes")
 	expect.NoError(h.t, os.RemoveAll(homes))
 	expect.NoError(h.t, os.Mkdir(homes, 0o755))
-	files := expect.Value(os.ReadDir(filepath.Join(step, "homes")))(h.t)
-	for _, f := range files {
+	for _, f := range expect.Value(os.ReadDir(filepath.Join(step, "homes")))(h.t) {
 		if !f.IsDir() {
 			expect.NoError(h.t, os.Link(h.path("saved", f.Name()), filepath.Join(homes, f.Name())))
 		}
@@ -329,8 +320,7 @@ func (h *host) cuts(step string, random *rand.Rand) []cut {
 	find := func(pattern string) []string {
 		paths := expect.Value(filepath.Glob(filepath.Join(step, pattern)))(h.t)
 		for i, path := range paths {
-			rel := expect.Value(filepath.Rel(step, path))(h.t)
-			paths[i] = h.path(rel)
+			paths[i] = h.path(expect.Value(filepath.Rel(step, path))(h.t))
 		}
 		return paths
 	}
@@ -381,8 +371,7 @@ func (h *host) cutsOfReleases(step string, find func(pattern string) []string, a
 	h.t.Helper()
 	const records, addresses = "state/embedcni/attachments/*.json", "ipam/net0/10.*"
 	back := func(from, pattern string) (undo []func() error) {
-		files := expect.Value(filepath.Glob(filepath.Join(from, pattern)))(h.t)
-		for _, file := range files {
+		for _, file := range expect.Value(filepath.Glob(filepath.Join(from, pattern)))(h.t) {
 			data := expect.Value(os.ReadFile(file))(h.t)
 			rel := expect.Value(filepath.Rel(from, file))(h.t)
 			undo = append(undo, func() error { return os.WriteFile(h.path(rel), data, 0o600) })
@@ -504,8 +493,7 @@ func unlessMissing(err error) error {
 // fileOf returns the step's copy of a host's file.
 func (h *host) fileOf(step, path string) []byte {
 	h.t.Helper()
-	rel := expect.Value(filepath.Rel(h.dir, path))(h.t)
-	return expect.Value(os.ReadFile(filepath.Join(step, rel)))(h.t)
+	return expect.Value(os.ReadFile(filepath.Join(step, expect.Value(filepath.Rel(h.dir, path))(h.t))))(h.t)
 }
 
 // cutsOf returns lengths at which to cut a log: each end of a line, the middle

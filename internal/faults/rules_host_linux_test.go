@@ -98,9 +98,7 @@ func (h *ruleHost) run(stdin, name string, args ...string) string {
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
-	if err != nil {
-		h.t.Fatalf("%s %q: %v: %s\n%s", name, args, err, stderr.Bytes(), stdin)
-	}
+	expect.Must(h.t, err == nil, "%s %q: %v: %s\n%s", name, args, err, stderr.Bytes(), stdin)
 	return string(out)
 }
 

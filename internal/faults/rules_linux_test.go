@@ -35,9 +35,7 @@ func TestFault_F68_ChangedRulesAreBack(t *testing.T) {
 					tried++
 				}
 			}
-			if tried < 8 {
-				t.Errorf("only %d changes were tried", tried)
-			}
+			expect.That(t, tried >= 8, "only %d changes were tried", tried)
 		})
 	}
 }

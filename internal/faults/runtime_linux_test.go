@@ -180,9 +180,8 @@ func begin(t testing.TB, j job) *process { t.Helper(); return beginAs(t, j, nil)
 func beginAs(t testing.TB, j job, as *syscall.SysProcAttr) *process {
 	t.Helper()
 	p := start(t, j, as)
-	if line, err := p.out.ReadString('\n'); line != "begun\n" {
-		t.Fatalf("the runtime did not begin: %q, %v", line, err)
-	}
+	line, err := p.out.ReadString('\n')
+	expect.Must(t, line == "begun\n", "the runtime did not begin: %q, %v", line, err)
 	return p
 }
 
@@ -204,13 +203,10 @@ func start(t testing.TB, j job, as *syscall.SysProcAttr) *process {
 // kill kills the runtime, and reports whether it was still at work.
 func (p *process) kill() bool {
 	p.t.Helper()
-	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		p.t.Fatal(err)
-	}
+	err := p.cmd.Process.Kill()
+	expect.Must(p.t, err == nil || errors.Is(err, os.ErrProcessDone), "%v", err)
 	killed, said := p.wait()
-	if said != "" && !killed {
-		p.t.Errorf("the runtime that was to be killed: %s", said)
-	}
+	expect.That(p.t, said == "" || killed, "the runtime that was to be killed: %s", said)
 	return killed
 }
 
@@ -222,9 +218,7 @@ func (p *process) wait() (killed bool, said string) {
 	expect.Value(text.ReadFrom(p.out))(p.t)
 	err := p.cmd.Wait()
 	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
-		p.t.Fatal(err)
-	}
+	expect.Must(p.t, err == nil || errors.As(err, &exit), "%v", err)
 	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	return ok && status.Signaled(), text.String()
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // configuration is a network for both sides, on equal hosts.
@@ -67,9 +68,7 @@ func filtersVLANs(t *testing.T) bool {
 		err = netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs, VlanFiltering: &yes})
 		return nil
 	})
-	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-		t.Fatal(err)
-	}
+	expect.Must(t, err == nil || errors.Is(err, unix.EOPNOTSUPP), "%v", err)
 	return err == nil
 }
 
@@ -125,9 +124,7 @@ func compare(t *testing.T, c *configuration, theirs, ours outcome) {
 		if (err != nil) != c.fails {
 			t.Fatalf("the reference plugins: got the error %v, want one: %v", err, c.fails)
 		}
-		if (ours.errs[i] != nil) != c.fails {
-			t.Errorf("ours: got the error %v, theirs is %v", ours.errs[i], err)
-		}
+		expect.That(t, (ours.errs[i] != nil) == c.fails, "ours: got the error %v, theirs is %v", ours.errs[i], err)
 		if theirs.delErrs[i] == nil && ours.delErrs[i] != nil {
 			t.Errorf("DEL: ours: %v, theirs succeeds", ours.delErrs[i])
 		}
@@ -144,9 +141,8 @@ func compare(t *testing.T, c *configuration, theirs, ours outcome) {
 		for _, word := range c.differs {
 			more = more.Without(func(l string) bool { return strings.Contains(l, word) })
 		}
-		if more = more.Without(shared).Without(lastAddress); len(more) > 0 {
-			t.Errorf("after a failed ADD and a DEL, only ours leaves\n%s", strings.Join(more, "\n"))
-		}
+		more = more.Without(shared).Without(lastAddress)
+		expect.That(t, len(more) == 0, "after a failed ADD and a DEL, only ours leaves\n%s", strings.Join(more, "\n"))
 		return
 	}
 	c.compareStates(t, "attached", theirs.attached, ours.attached)
@@ -166,14 +162,11 @@ func (c *configuration) compareCodes(t *testing.T, theirs, ours error) {
 		if !slices.Contains(names, name) {
 			continue
 		}
-		if want != internalError {
-			t.Errorf("theirs is an error of code %d by now (%v): take it out of the table", want, theirs)
-		}
+		expect.That(t, want == internalError, "theirs is an error of code %d by now (%v): take it out of the table", want, theirs)
 		want = own
 	}
-	if code(ours) != want {
-		t.Errorf("theirs is an error of code %d (%v), ours of code %d (%v), want %d", code(theirs), theirs, code(ours), ours, want)
-	}
+	expect.That(t, code(ours) == want,
+		"theirs is an error of code %d (%v), ours of code %d (%v), want %d", code(theirs), theirs, code(ours), ours, want)
 }
 
 // lastAddress reports whether a line is host-local's file of the last allocated
@@ -185,14 +178,12 @@ func (c *configuration) compareStates(t *testing.T, when string, theirs, ours au
 	added, removed := audit.Diff(theirs, ours)
 	for _, word := range c.differs {
 		known := func(l string) bool { return strings.Contains(l, word) }
-		if when == "attached" && !slices.ContainsFunc(slices.Concat(added, removed), known) {
-			t.Errorf("%s, there is no difference with %q any more: take it out of the table", when, word)
-		}
+		expect.That(t, when != "attached" || slices.ContainsFunc(slices.Concat(added, removed), known),
+			"%s, there is no difference with %q any more: take it out of the table", when, word)
 		added, removed = added.Without(known), removed.Without(known)
 	}
-	if len(added)+len(removed) > 0 {
-		t.Errorf("%s, only theirs has\n%s\nand only ours\n%s", when, strings.Join(removed, "\n"), strings.Join(added, "\n"))
-	}
+	expect.That(t, len(added)+len(removed) == 0,
+		"%s, only theirs has\n%s\nand only ours\n%s", when, strings.Join(removed, "\n"), strings.Join(added, "\n"))
 }
 
 // lineDiff returns the lines that only one of two texts has.

@@ -247,8 +247,7 @@ func sniff(t *testing.T, name string) error {
 
 // hostEnd returns the host's end of the pair, or nothing if there is none.
 func (a *attachment) hostEnd() string {
-	links := expect.Value(netlink.LinkList())(a.h.t)
-	for _, l := range links {
+	for _, l := range expect.Value(netlink.LinkList())(a.h.t) {
 		if l.Type() == "veth" && strings.HasPrefix(l.Attrs().Name, "veth") {
 			return l.Attrs().Name
 		}

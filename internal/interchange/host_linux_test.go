@@ -163,9 +163,7 @@ func (n *network) wantNoError(t *testing.T, s side, verb string, err error) {
 			return
 		}
 	}
-	if err != nil {
-		t.Errorf("%s: %v", verb, err)
-	}
+	expect.Succeeds(t, verb, err)
 }
 
 // types returns the types of all plugins and their delegates.
@@ -177,9 +175,8 @@ func (n *network) types(t testing.TB) []string {
 			Type string
 			IPAM struct{ Type string }
 		}
-		if err := json.Unmarshal([]byte(text), &conf); err != nil {
-			t.Fatalf("plugin configuration %s: %v", text, err)
-		}
+		err := json.Unmarshal([]byte(text), &conf)
+		expect.Must(t, err == nil, "plugin configuration %s: %v", text, err)
 		for _, typ := range []string{conf.Type, conf.IPAM.Type} {
 			if typ != "" && !slices.Contains(all, typ) {
 				all = append(all, typ)
@@ -208,8 +205,7 @@ func (h *host) attachment(n *network, id string) *attachment {
 	}
 	text := fmt.Sprintf(`{"cniVersion": %q, "name": %q, "plugins": [%s]}`,
 		cmp.Or(n.version, "1.0.0"), networkName, strings.Join(n.plugins, ",\n"))
-	list := expect.Value(libcni.NetworkConfFromBytes([]byte(strings.ReplaceAll(text, "STATE", h.path("state")))))(h.t)
-	a.list = list
+	a.list = expect.Value(libcni.NetworkConfFromBytes([]byte(strings.ReplaceAll(text, "STATE", h.path("state")))))(h.t)
 	a.rt = &libcni.RuntimeConf{ContainerID: id, NetNS: a.c.path, IfName: cmp.Or(n.ifName, "eth0"), Args: n.args}
 	if n.caps != "" {
 		expect.NoError(h.t, json.Unmarshal([]byte(n.caps), &a.rt.CapabilityArgs))
@@ -223,8 +219,7 @@ func (a *attachment) run(s side, call func(ctx context.Context, c *libcni.CNICon
 	exec := &runner{side: s, host: a.h}
 	config := libcni.NewCNIConfigWithCacheDir([]string{a.h.plugins}, a.h.path("cache"), exec)
 	ctx := a.h.t.Context()
-	err := call(ctx, config)
-	return errors.Join(err, exec.batch.Flush(ctx))
+	return errors.Join(call(ctx, config), exec.batch.Flush(ctx))
 }
 
 // add runs ADD, and returns the result as JSON.

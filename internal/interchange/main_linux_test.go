@@ -33,12 +33,9 @@ func wantOutsideAsBefore(t *testing.T) {
 func wantThreadsHome(t *testing.T) {
 	t.Helper()
 	home := expect.Value(os.Readlink("/proc/self/ns/net"))(t)
-	threads := expect.Value(os.ReadDir("/proc/self/task"))(t)
-	for _, thread := range threads {
+	for _, thread := range expect.Value(os.ReadDir("/proc/self/task"))(t) {
 		// A thread that has just ended is nowhere.
 		at, err := os.Readlink("/proc/self/task/" + thread.Name() + "/ns/net")
-		if err == nil && at != home {
-			t.Errorf("thread %s is in namespace %s, the process in %s", thread.Name(), at, home)
-		}
+		expect.That(t, err != nil || at == home, "thread %s is in namespace %s, the process in %s", thread.Name(), at, home)
 	}
 }

@@ -63,9 +63,8 @@ func (h *host) liveOnce(t *testing.T, n *network, d direction, id string, added 
 
 	expect.NoError(t, a.del(d.deleter))
 	deleted()
-	if own, _ := audit.Diff(before, attached); len(own.Without(shared)) == 0 {
-		t.Error("the audit sees no change after ADD")
-	}
+	own, _ := audit.Diff(before, attached)
+	expect.That(t, len(own.Without(shared)) != 0, "the audit sees no change after ADD")
 	left, gone := audit.Diff(before, a.audit())
 	expect.Unchanged(t, "DEL", left.Without(shared), gone)
 	n.wantNoError(t, d.deleter, "DEL again", a.del(d.deleter))

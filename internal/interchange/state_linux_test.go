@@ -39,8 +39,7 @@ func (h *host) state(n *normaliser, containers ...*container) audit.Lines {
 		lines = append(lines, more...)
 		return err
 	})
-	files := expect.Value(fileLines(h.path("state")))(h.t)
-	lines = append(lines, files...)
+	lines = append(lines, expect.Value(fileLines(h.path("state")))(h.t)...)
 	for _, c := range containers {
 		c.do(h, func() error {
 			more, err := namespaceState(n, c.id)

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // wordCase is a field of a plugin with a fixed set of words as values, and a
@@ -48,9 +50,7 @@ func TestFault_F54_WordsThatTheExecutableTakes(t *testing.T) {
 			t.Run(fmt.Sprintf("%s %q", c.field, word), func(t *testing.T) {
 				t.Parallel()
 				their, our := c.add(t, word, theirs()), c.add(t, word, ours())
-				if their == nil && our != nil {
-					t.Errorf("the reference plugin takes it, ours says: %v", our)
-				}
+				expect.That(t, their != nil || our == nil, "the reference plugin takes it, ours says: %v", our)
 				if their != nil && our == nil && !slices.Contains(c.taken, word) {
 					t.Errorf("ours takes it, the reference plugin says: %v", their)
 				}
@@ -73,11 +73,9 @@ func (c wordCase) add(t *testing.T, word string, s side) error {
 	if _, err := a.add(s); err != nil {
 		return err
 	}
-	if err := a.check(s); err != nil {
-		t.Errorf("%s: CHECK: %v", s.name, err)
-	}
-	if err := a.del(s); err != nil {
-		t.Errorf("%s: DEL: %v", s.name, err)
-	}
+	err := a.check(s)
+	expect.That(t, err == nil, "%s: CHECK: %v", s.name, err)
+	err = a.del(s)
+	expect.That(t, err == nil, "%s: DEL: %v", s.name, err)
 	return nil
 }

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/exp/apidiff"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 const (
@@ -27,9 +29,7 @@ func TestAPIHasAllOfGoCNI(t *testing.T) {
 		t.Run(goos, func(t *testing.T) {
 			before, now := loadAPIs(t, goos)
 			runtime := types.NewPointer(now.Scope().Lookup("Runtime").Type())
-			if !types.AssignableTo(runtime, now.Scope().Lookup("CNI").Type()) {
-				t.Error("*Runtime is no CNI")
-			}
+			expect.That(t, types.AssignableTo(runtime, now.Scope().Lookup("CNI").Type()), "*Runtime is no CNI")
 			methods := 0
 			for _, c := range apidiff.Changes(before, now).Changes {
 				name, hidden := strings.CutPrefix(strings.TrimSuffix(c.Message, ": removed"), "(*libcni).")
@@ -42,9 +42,8 @@ func TestAPIHasAllOfGoCNI(t *testing.T) {
 					t.Error(c.Message)
 				}
 			}
-			if n := len(before.Scope().Names()); n < 50 || methods < 9 {
-				t.Errorf("only %d names and %d methods compared: go-cni exports more", n, methods)
-			}
+			n := len(before.Scope().Names())
+			expect.That(t, n >= 50 && methods >= 9, "only %d names and %d methods compared: go-cni exports more", n, methods)
 		})
 	}
 }
@@ -58,9 +57,7 @@ func loadAPIs(t *testing.T, goos string) (before, now *types.Package) {
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("%v: %s", err, stderr.String())
-	}
+	expect.Must(t, err == nil, "%v: %s", err, stderr.String())
 	files := map[string]string{}
 	for line := range strings.Lines(string(out)) {
 		path, file, _ := strings.Cut(strings.TrimSpace(line), " ")
@@ -70,9 +67,8 @@ func loadAPIs(t *testing.T, goos string) (before, now *types.Package) {
 		return os.Open(files[path])
 	})
 	for path, pkg := range map[string]**types.Package{goCNI: &before, ours: &now} {
-		if *pkg, err = imp.Import(path); err != nil {
-			t.Fatal(err)
-		}
+		*pkg, err = imp.Import(path)
+		expect.NoError(t, err)
 	}
 	return before, now
 }

@@ -161,9 +161,8 @@ func TestCompatDiffers_CancelledContextDoesNotStopATeardown(t *testing.T) {
 	b := h.bothOn(h.scriptedList("net", "1.0.0", scripted.Script{}, "x"))
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := b.theirs.Remove(ctx, "c1", ""); err == nil || len(h.TakeCalls()) > 0 {
-		t.Errorf("go-cni: %v", err)
-	}
+	err := b.theirs.Remove(ctx, "c1", "")
+	expect.That(t, err != nil && len(h.TakeCalls()) == 0, "go-cni: %v", err)
 	expect.NoError(t, b.ours.Remove(ctx, "c1", ""))
 	expect.Same(t, "ours: calls", strings.Join(verbsOf(h.TakeCalls()), " "), "DEL x")
 }
@@ -182,18 +181,15 @@ func TestCompatDiffers_StderrOfPlugins(t *testing.T) {
 		run()
 		os.Stderr = own
 		expect.NoError(t, w.Close())
-		out := expect.Value(io.ReadAll(r))(t)
-		return string(out)
+		return string(expect.Value(io.ReadAll(r))(t))
 	}
-	if got := processStderr(func() { expect.Value(h.bothOn(list).theirs.Setup(context.Background(), "c1", path))(t) }); !strings.Contains(got, "last words") {
-		t.Errorf("go-cni: stderr %q", got)
-	}
+	got := processStderr(func() { expect.Value(h.bothOn(list).theirs.Setup(context.Background(), "c1", path))(t) })
+	expect.That(t, strings.Contains(got, "last words"), "go-cni: stderr %q", got)
 	expect.Same(t, "ours: stderr", processStderr(func() { expect.Value(h.bothOn(list).ours.Setup(context.Background(), "c2", path))(t) }), "")
 	h.scriptedList("net", "1.0.0", scripted.Script{Verbs: map[string]scripted.Action{"ADD": {Stderr: "the plugin's last words\n", Exit: 1}}}, "x")
 	_, err := h.bothOn(list).ours.Setup(context.Background(), "c3", path)
-	if e := (*cni.Error)(nil); !errors.As(err, &e) || e.Stderr != "the plugin's last words\n" {
-		t.Errorf("ours: error %+v", err)
-	}
+	e := (*cni.Error)(nil)
+	expect.That(t, errors.As(err, &e) && e.Stderr == "the plugin's last words\n", "ours: error %+v", err)
 }
 
 func TestCompatDiffers_ResultThatMakesGoCNIPanic(t *testing.T) {
@@ -205,9 +201,8 @@ func TestCompatDiffers_ResultThatMakesGoCNIPanic(t *testing.T) {
 		defer func() { expect.Same(t, "go-cni panics", recover() != nil, true) }()
 		_, _ = b.theirs.SetupSerially(context.Background(), "c1", path) // never returns
 	}()
-	if _, err := b.ours.SetupSerially(context.Background(), "c1", path); !cni.IsInvalidResult(err) {
-		t.Errorf("ours: %v, want ErrInvalidResult", err)
-	}
+	_, err := b.ours.SetupSerially(context.Background(), "c1", path)
+	expect.That(t, cni.IsInvalidResult(err), "ours: %v, want ErrInvalidResult", err)
 }
 
 // TestCompatDiffers_CapabilitiesOnTheWire have the keys of CONVENTIONS.md
@@ -248,9 +243,8 @@ func TestCompatDiffers_SecondSetup(t *testing.T) {
 	expect.Value(b.ours.Setup(ctx, "ours", path))(t)
 	h.addLink(ns, "eth0")
 	expect.Same(t, "calls", fmt.Sprint(verbsOf(h.TakeCalls())), "[ADD x ADD x ADD x]")
-	if _, err := b.ours.Setup(ctx, "ours", path); !errors.Is(err, cni.ErrAlreadyAttached) || len(h.TakeCalls()) > 0 {
-		t.Errorf("it lives: %v, want ErrAlreadyAttached and no calls", err)
-	}
+	_, err := b.ours.Setup(ctx, "ours", path)
+	expect.That(t, errors.Is(err, cni.ErrAlreadyAttached) && len(h.TakeCalls()) == 0, "it lives: %v, want ErrAlreadyAttached and no calls", err)
 	expect.NoError(t, errors.Join(netns.Remove(path), ns.Close()))
 	expect.Value(b.ours.Setup(ctx, "ours", h.Container("c2")))(t)
 	expect.Same(t, "it is dead: calls", fmt.Sprint(verbsOf(h.TakeCalls())), "[DEL x ADD x]")

@@ -29,8 +29,7 @@ func (h *host) bothOn(lists ...[]byte) bothPackages {
 	for _, list := range lists {
 		their, our = append(their, gocni.WithConfListBytes(list)), append(our, cni.WithConfListBytes(list))
 	}
-	theirs := expect.Value(gocni.New(their...))(h.T)
-	return bothPackages{theirs, h.Runtime(our...)}
+	return bothPackages{expect.Value(gocni.New(their...))(h.T), h.Runtime(our...)}
 }
 
 // scriptedList returns the configuration of a network of plugins that all
@@ -67,9 +66,8 @@ func TestCompat_05_ResultIsInLoadOrder(t *testing.T) {
 	sameJSON(t, "raw results", got.Raw(), want.Raw())
 	got.Networks = nil
 	sameJSON(t, "result", got, want)
-	if len(got.DNS) != 2 || len(got.Raw()) != 2 || len(got.Raw()[0].Interfaces) != 0 || got.Raw()[1].Interfaces[0].Name != "eth1" {
-		t.Errorf("DNS %+v, raw results %+v", got.DNS, got.Raw())
-	}
+	expect.That(t, len(got.DNS) == 2 && len(got.Raw()) == 2 && len(got.Raw()[0].Interfaces) == 0 && got.Raw()[1].Interfaces[0].Name == "eth1",
+		"DNS %+v, raw results %+v", got.DNS, got.Raw())
 }
 
 // TestCompat_05_DefaultInterfaceIsAlwaysThere, empty if no plugin reported it.
@@ -88,7 +86,7 @@ func TestCompat_08_Status(t *testing.T) {
 	old := h.scriptedList("old", "1.0.0", refusing("STATUS", "is never asked"), "old")
 	good := h.scriptedList("good", "1.1.0", scripted.Script{}, "good")
 	bad := h.scriptedList("bad", "1.1.0", answering("STATUS", `{"cniVersion": "1.1.0", "code": 50, "msg": "no capacity"}`, 1), "bad")
-	tests := []struct {
+	for _, test := range []struct {
 		lists [][]byte
 		calls string
 		err   string
@@ -98,21 +96,17 @@ func TestCompat_08_Status(t *testing.T) {
 		{[][]byte{old, good}, "STATUS good", ""},
 		{[][]byte{good, bad}, "STATUS good STATUS bad", "no capacity"},
 		{[][]byte{bad, good}, "STATUS bad", "no capacity"},
-	}
-	for _, test := range tests {
+	} {
 		b := h.bothOn(test.lists...)
 		for who, status := range map[string]func() error{"ours": b.ours.Status, "go-cni": b.theirs.Status} {
 			err := status()
-			if (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
-				t.Errorf("%s: %v, want %q", who, err, test.err)
-			}
+			expect.That(t, (err == nil) == (test.err == "") && (err == nil || strings.Contains(err.Error(), test.err)),
+				"%s: %v, want %q", who, err, test.err)
 			expect.Same(t, who, strings.Join(verbsOf(h.TakeCalls()), " "), test.calls)
 		}
 	}
-	two := h.Runtime(cni.WithMinNetworkCount(2), cni.WithConfListBytes(old))
-	if err := two.Status(); !cni.IsCNINotInitialized(err) {
-		t.Errorf("one network of two: %v", err)
-	}
+	err := h.Runtime(cni.WithMinNetworkCount(2), cni.WithConfListBytes(old)).Status()
+	expect.That(t, cni.IsCNINotInitialized(err), "one network of two: %v", err)
 }
 
 // TestCompat_09_RemoveWithoutNetNS succeeds for an ID that was never added, as
@@ -127,9 +121,8 @@ func TestCompat_09_RemoveWithoutNetNS(t *testing.T) {
 	} {
 		expect.NoError(t, remove(context.Background(), "never", ""))
 		calls := h.TakeCalls()
-		if got := strings.Join(verbsOf(calls), " "); got != "DEL b DEL a" || calls[0].NetNS != "" {
-			t.Errorf("%s: calls %s in %q", who, got, calls[0].NetNS)
-		}
+		got := strings.Join(verbsOf(calls), " ")
+		expect.That(t, got == "DEL b DEL a" && calls[0].NetNS == "", "%s: calls %s in %q", who, got, calls[0].NetNS)
 	}
 	path := h.Path("netns", "gone")
 	ns := expect.Value(netns.Create(path))(t)
@@ -139,9 +132,8 @@ func TestCompat_09_RemoveWithoutNetNS(t *testing.T) {
 	h.TakeCalls()
 	expect.NoError(t, b.ours.Remove(context.Background(), "c1", ""))
 	for _, call := range h.TakeCalls() {
-		if call.Verb != "DEL" || call.NetNS != h.Pin("c1") || !strings.Contains(string(call.Stdin), `"prevResult":{`) {
-			t.Errorf("%s of %s in %q: %s", call.Verb, call.Type, call.NetNS, call.Stdin)
-		}
+		expect.That(t, call.Verb == "DEL" && call.NetNS == h.Pin("c1") && strings.Contains(string(call.Stdin), `"prevResult":{`),
+			"%s of %s in %q: %s", call.Verb, call.Type, call.NetNS, call.Stdin)
 	}
 }
 
@@ -170,7 +162,7 @@ func TestCompat_10_Texts(t *testing.T) {
 	del := pair(refusing("DEL", "boom"), "1.0.0")
 	delErrs := [2]error{del.ours.Remove(ctx, "ours", path), del.theirs.Remove(ctx, "theirs", path)}
 	old := pair(scripted.Script{}, "0.3.1")
-	tests := map[string]struct {
+	for name, test := range map[string]struct {
 		errs                  [2]error
 		prefix, middle, after string
 	}{
@@ -189,13 +181,11 @@ func TestCompat_10_Texts(t *testing.T) {
 		"already exists":       {add(`container veth name provided (eth0) already exists`), "", "already exists", ""},
 		"DEL":                  {delErrs, "", `plugin type="x" failed (delete): boom`, ""},
 		"CHECK":                {[2]error{old.ours.Check(ctx, "ours", path), old.theirs.Check(ctx, "theirs", path)}, "", "does not support the CHECK command", ""},
-	}
-	for name, test := range tests {
+	} {
 		for i, who := range []string{"ours", "go-cni"} {
 			err := test.errs[i]
-			if err == nil || !strings.HasPrefix(err.Error(), test.prefix) || !strings.Contains(err.Error(), test.middle) || !strings.HasSuffix(err.Error(), test.after) {
-				t.Errorf("%s, %s: %v; want %q … %q … %q", name, who, err, test.prefix, test.middle, test.after)
-			}
+			expect.That(t, err != nil && strings.HasPrefix(err.Error(), test.prefix) && strings.Contains(err.Error(), test.middle) && strings.HasSuffix(err.Error(), test.after),
+				"%s, %s: %v; want %q … %q … %q", name, who, err, test.prefix, test.middle, test.after)
 		}
 	}
 }
@@ -215,9 +205,7 @@ func TestCompat_11_PluginsRunInTheNamespaceOfTheCallersThread(t *testing.T) {
 		done <- err
 	}()
 	expect.NoError(t, <-done)
-	if here == elsewhere {
-		t.Fatal("all threads are in one namespace: this test sees no difference")
-	}
+	expect.Must(t, here != elsewhere, "all threads are in one namespace: this test sees no difference")
 	var lists [][]byte
 	for _, name := range []string{"n1", "n2", "n3", "n4"} {
 		lists = append(lists, h.scriptedList(name, "1.1.0", scripted.Script{}, "p-"+name))
@@ -270,8 +258,7 @@ func TestDuty_R16_AttachmentsThatGoCNIMadeCount(t *testing.T) {
 
 	expect.NoError(t, errors.Join(netns.Remove(path), ns.Close()))
 	expect.Value(r.Setup(ctx, id, h.Container("c2")))(t)
-	del := h.wantCalls("DEL p "+id+"/eth0", "ADD p "+id+"/eth0")
-	expect.Same(t, "arguments at DEL", del.Args, "K=v")
+	expect.Same(t, "arguments at DEL", h.wantCalls("DEL p "+id+"/eth0", "ADD p "+id+"/eth0").Args, "K=v")
 	expect.NoError(t, r.Remove(ctx, id, h.Path("netns", "c2")))
 }
 
@@ -283,9 +270,7 @@ func (h *host) wantCalls(want ...string) scripted.Call {
 	for _, c := range calls {
 		got = append(got, fmt.Sprintf("%s %s %s/%s", c.Verb, c.Type, c.ContainerID, c.IfName))
 	}
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		h.T.Fatalf("calls %q, want %q", got, want)
-	}
+	expect.Must(h.T, fmt.Sprint(got) == fmt.Sprint(want), "calls %q, want %q", got, want)
 	return calls[0]
 }
 
@@ -298,15 +283,12 @@ func TestCompat_FieldsOfAnotherTypeAreLoadedWhereGoCNILoadsThem(t *testing.T) {
 			list := fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "n1", "plugins": [{"type": %q, %s}]}`, typ, field)
 			_, theirs := gocni.New(gocni.WithConfListBytes(list))
 			_, ours := cni.New(cni.WithConfListBytes(list))
-			if (ours == nil) != (theirs == nil) {
-				t.Errorf("%s with %s: ours %v, go-cni %v", typ, field, ours, theirs)
-			}
+			expect.That(t, (ours == nil) == (theirs == nil), "%s with %s: ours %v, go-cni %v", typ, field, ours, theirs)
 			if theirs != nil {
 				refused++
 			}
 		}
 	}
-	if all := 3 * len(testhost.OddFields()); refused == 0 || refused == all {
-		t.Errorf("go-cni refuses %d of %d: this compares too little", refused, all)
-	}
+	all := 3 * len(testhost.OddFields())
+	expect.That(t, refused != 0 && refused != all, "go-cni refuses %d of %d: this compares too little", refused, all)
 }

@@ -46,17 +46,15 @@ func TestCompat_02_LoadersAreOptionValues(t *testing.T) {
 	got := constants{cni.DefaultNetDir, cni.DefaultCNIDir, cni.DefaultMaxConfNum, cni.DefaultPrefix, cni.CNIPluginName}
 	want := constants{gocni.DefaultNetDir, gocni.DefaultCNIDir, gocni.DefaultMaxConfNum, gocni.DefaultPrefix, gocni.CNIPluginName}
 	expect.Same(t, "constants", got, want)
-	if reflect.TypeFor[cni.CNIOpt]() != reflect.TypeFor[cni.Opt]() || reflect.TypeFor[cni.CNIResult]() != reflect.TypeFor[cni.Result]() {
-		t.Error("the aliases are other types")
-	}
+	expect.That(t, reflect.TypeFor[cni.CNIOpt]() == reflect.TypeFor[cni.Opt]() && reflect.TypeFor[cni.CNIResult]() == reflect.TypeFor[cni.Result](),
+		"the aliases are other types")
 }
 
 // sameJSON compares JSON that importers store, byte for byte.
 func sameJSON(t *testing.T, name string, got, want any) {
 	t.Helper()
 	g := expect.Value(json.Marshal(got))(t)
-	w := expect.Value(json.Marshal(want))(t)
-	expect.Same(t, name+": JSON", string(g), string(w))
+	expect.Same(t, name+": JSON", string(g), string(expect.Value(json.Marshal(want))(t)))
 }
 
 // TestCompat_03_JSONOfOptions: nerdctl stores port mappings, and others the
@@ -169,8 +167,7 @@ func loadBoth(t testing.TB, steps ...string) bothPackages {
 		}
 	}
 	theirs := expect.Value(gocni.New(their...))(t)
-	ours := expect.Value(cni.New(our...))(t)
-	return bothPackages{theirs, ours}
+	return bothPackages{theirs, expect.Value(cni.New(our...))(t)}
 }
 
 // TestCompat_04_InterfaceNamesFollowLoadOrder, counting loopback, except for a
@@ -200,9 +197,8 @@ func TestCompat_04_InterfaceNamesFollowLoadOrder(t *testing.T) {
 		for _, n := range b.ours.GetConfig().Networks {
 			our = append(our, n.IFName)
 		}
-		if got := strings.Join(our, " "); got != want || strings.Join(their, " ") != want {
-			t.Errorf("%s: ours %v, go-cni's %v, want %s", steps, our, their, want)
-		}
+		got := strings.Join(our, " ")
+		expect.That(t, got == want && strings.Join(their, " ") == want, "%s: ours %v, go-cni's %v, want %s", steps, our, their, want)
 	}
 }
 
@@ -211,9 +207,8 @@ func TestCompat_04_InterfaceNamesFollowLoadOrder(t *testing.T) {
 func jsonValue(t *testing.T, source string) any {
 	t.Helper()
 	var v any
-	if err := json.Unmarshal([]byte(source), &v); err != nil {
-		t.Fatalf("%v: %s", err, source)
-	}
+	err := json.Unmarshal([]byte(source), &v)
+	expect.Must(t, err == nil, "%v: %s", err, source)
 	return v
 }
 
@@ -224,9 +219,7 @@ func jsonValue(t *testing.T, source string) any {
 func TestCompat_03_JSONOfConfigResult(t *testing.T) {
 	b := loadBoth(t, "list", "listfile", "conf", "index7", "all")
 	got, want := b.ours.GetConfig(), b.theirs.GetConfig()
-	if len(got.Networks) != len(want.Networks) {
-		t.Fatalf("%d networks, want %d", len(got.Networks), len(want.Networks))
-	}
+	expect.Must(t, len(got.Networks) == len(want.Networks), "%d networks, want %d", len(got.Networks), len(want.Networks))
 	equal := func(got, want *string) {
 		t.Helper()
 		expect.Same(t, "source", jsonValue(t, *got), jsonValue(t, *want))
@@ -247,15 +240,12 @@ func TestCompat_03_JSONOfConfigResult(t *testing.T) {
 func TestCompat_06_LoadReplacesEverything(t *testing.T) {
 	b := loadBoth(t, "lo", "list")
 	expect.NoError(t, errors.Join(b.ours.Load(cni.WithConf([]byte(testhost.ConfOf("new")))), b.theirs.Load(gocni.WithConf([]byte(testhost.ConfOf("new"))))))
-	if n := b.ours.GetConfig().Networks; len(n) != 1 || n[0].Config.Name != "new" {
-		t.Errorf("networks %+v, want new alone", n)
-	}
+	n := b.ours.GetConfig().Networks
+	expect.That(t, len(n) == 1 && n[0].Config.Name == "new", "networks %+v, want new alone", n)
 	sameJSON(t, "number of networks", len(b.ours.GetConfig().Networks), len(b.theirs.GetConfig().Networks))
 	expect.NoError(t, errors.Join(b.ours.Load(), b.theirs.Load()))
 	for _, err := range []error{b.ours.Status(), b.theirs.Status()} {
-		if err == nil || err.Error() != cni.ErrCNINotInitialized.Error() {
-			t.Errorf("after a Load of nothing: %v", err)
-		}
+		expect.That(t, err != nil && err.Error() == cni.ErrCNINotInitialized.Error(), "after a Load of nothing: %v", err)
 	}
 }
 
@@ -269,7 +259,6 @@ func TestCompat_07_NothingNeedsToExist(t *testing.T) {
 	expect.NoError(t, ours.Load(cni.WithLoNetwork), theirs.Load(gocni.WithLoNetwork))
 	_, ourErr := cni.New(cni.WithPluginConfDir(gone), cni.WithDefaultConf)
 	_, theirErr := gocni.New(gocni.WithPluginConfDir(gone), gocni.WithDefaultConf)
-	if !cni.IsCNINotInitialized(ourErr) || !gocni.IsCNINotInitialized(theirErr) || ourErr.Error() != theirErr.Error() {
-		t.Errorf("no configuration: %v, go-cni %v", ourErr, theirErr)
-	}
+	expect.That(t, cni.IsCNINotInitialized(ourErr) && gocni.IsCNINotInitialized(theirErr) && ourErr.Error() == theirErr.Error(),
+		"no configuration: %v, go-cni %v", ourErr, theirErr)
 }

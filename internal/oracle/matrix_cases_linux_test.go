@@ -8,6 +8,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
 )
 
@@ -151,8 +152,6 @@ func matches(expr, text string) bool {
 func (s *seenDifferences) wantAll(t *testing.T) {
 	t.Helper()
 	for i, d := range differences() {
-		if !s.seen[i] {
-			t.Errorf("listed, but not seen: %+v", d)
-		}
+		expect.That(t, s.seen[i], "listed, but not seen: %+v", d)
 	}
 }

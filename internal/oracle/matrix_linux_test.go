@@ -61,10 +61,8 @@ func compareLives(t *testing.T, c *testhost.Case, version string, seen *seenDiff
 	}
 	onlyTheirs, onlyOurs := audit.Diff(ours, theirs)
 	onlyOurs, onlyTheirs = seen.unlisted(c.Name+"/"+version, onlyOurs, onlyTheirs)
-	if len(onlyOurs)+len(onlyTheirs) > 0 {
-		t.Errorf("only with this library:\n%s\nonly with go-cni:\n%s",
-			strings.Join(onlyOurs, "\n"), strings.Join(onlyTheirs, "\n"))
-	}
+	expect.That(t, len(onlyOurs)+len(onlyTheirs) == 0, "only with this library:\n%s\nonly with go-cni:\n%s",
+		strings.Join(onlyOurs, "\n"), strings.Join(onlyTheirs, "\n"))
 }
 
 // matrixHost is a host on which one of the two libraries attaches.
@@ -168,8 +166,7 @@ func (h *matrixHost) live(c *testhost.Case, version string, lib library) []strin
 	}
 	path := h.Container("c1")
 	before := h.Audit()
-	result := expect.Value(lib.setup("c1", path))(h.T)
-	lines := flatten("result", result)
+	lines := flatten("result", expect.Value(lib.setup("c1", path))(h.T))
 	made, _ := audit.Diff(before, h.Audit())
 	for _, l := range made.Without(h.private) {
 		lines = append(lines, "made "+l)

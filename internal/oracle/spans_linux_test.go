@@ -159,9 +159,7 @@ func (h *traced) trace(f func(context.Context)) []span {
 		for p := byID[s.Parent().SpanID()]; p != nil; p = byID[p.Parent().SpanID()] {
 			name = p.Name() + " > " + name
 		}
-		if s.SpanContext().TraceID() != caller.SpanContext().TraceID() {
-			h.t.Errorf("%s is in a trace of its own", name)
-		}
+		expect.That(h.t, s.SpanContext().TraceID() == caller.SpanContext().TraceID(), "%s is in a trace of its own", name)
 		spans = append(spans, span{s, name})
 	}
 	return spans
@@ -242,17 +240,14 @@ func TestTheTraceIsGoCNIs(t *testing.T) {
 					h.on(test.fails, map[string]scripted.Action{test.at: failing})
 				}
 				return h.trace(func(ctx context.Context) {
-					if err := test.call(v)(ctx, "c1", h.path); (err != nil) != (test.fails != "") {
-						t.Errorf("error %v", err)
-					}
+					err := test.call(v)(ctx, "c1", h.path)
+					expect.That(t, (err != nil) == (test.fails != ""), "error %v", err)
 				})
 			}
 			theirs := rendered(traceOf(false), func(span) bool { return true })
 			ours := rendered(traceOf(true), func(s span) bool { return !s.added() })
 			expect.Same(t, "spans", strings.Join(ours, "\n\t"), strings.Join(theirs, "\n\t"))
-			if len(theirs) < 2 {
-				t.Errorf("go-cni's has %q only", theirs)
-			}
+			expect.That(t, len(theirs) >= 2, "go-cni's has %q only", theirs)
 		})
 	}
 }
@@ -310,9 +305,9 @@ func TestEachPluginHasASpan(t *testing.T) {
 		}
 	}
 	for _, s := range spans {
-		if sc := s.SpanContext(); s.Name() == "cni.plugin" && !told[fmt.Sprintf("00-%s-%s-01", sc.TraceID(), sc.SpanID())] {
-			t.Errorf("%s: the plugin was told another parent", s)
-		}
+		sc := s.SpanContext()
+		expect.That(t, s.Name() != "cni.plugin" || told[fmt.Sprintf("00-%s-%s-01", sc.TraceID(), sc.SpanID())],
+			"%s: the plugin was told another parent", s)
 	}
 }
 
@@ -327,9 +322,7 @@ func TestAnErrorOfNoNetworkIsTheMethodsStatus(t *testing.T) {
 		}
 	})
 	for _, s := range spans[:len(spans)-1] { // without the caller's
-		if s.Status().Code != codes.Error || !strings.Contains(s.Status().Description, "c 1") {
-			t.Errorf("%s: %q", s, s.Status().Description)
-		}
+		expect.That(t, s.Status().Code == codes.Error && strings.Contains(s.Status().Description, "c 1"), "%s: %q", s, s.Status().Description)
 	}
 	expect.Same(t, "spans", len(spans), 5)
 }
@@ -357,9 +350,7 @@ func TestOnlyTheFourMethodsBeginATrace(t *testing.T) {
 		}
 		spans = h.trace(func(ctx context.Context) { h.must(call(ctx)) })
 		plugins := rendered(spans, func(s span) bool { return s.name == "caller > cni.plugin" })
-		if len(plugins) != 4 {
-			t.Errorf("%s below a caller's span made %v", what, spans)
-		}
+		expect.That(t, len(plugins) == 4, "%s below a caller's span made %v", what, spans)
 	}
 }
 

@@ -55,21 +55,15 @@ func TestDirBuildsOnceForAll(t *testing.T) {
 	}
 	wg.Wait()
 	expect.NoError(t, errors.Join(errs[:]...))
-	if dirs[0] != dirs[1] || dirs[1] != dirs[2] {
-		t.Errorf("directories %q", dirs)
-	}
+	expect.That(t, dirs[0] == dirs[1] && dirs[1] == dirs[2], "directories %q", dirs)
 	said := progress[0].String() + progress[1].String() + progress[2].String()
 	want := regexp.MustCompile(`^building the reference CNI plugins v\S+ \(about a minute, once\) …\nbuilt .* in \d+ s: \S+\n$`)
-	if !want.MatchString(said) {
-		t.Errorf("progress:\n%s", said)
-	}
+	expect.That(t, want.MatchString(said), "progress:\n%s", said)
 	checkPlugins(t, dirs[0])
 
 	var silent bytes.Buffer
 	again, err := Dir(t.Context(), &silent)
-	if err != nil || again != dirs[0] || silent.Len() != 0 {
-		t.Errorf("the second time: %q, %v, said %q", again, err, silent.String())
-	}
+	expect.That(t, err == nil && again == dirs[0] && silent.Len() == 0, "the second time: %q, %v, said %q", again, err, silent.String())
 
 	// A plugin that a cleaner of caches removed is built again.
 	expect.NoError(t, os.Remove(filepath.Join(dirs[0], "bridge")))
@@ -79,8 +73,7 @@ func TestDirBuildsOnceForAll(t *testing.T) {
 
 func goCache(t *testing.T) {
 	t.Helper()
-	out := expect.Value(exec.Command("go", "env", "GOCACHE").Output())(t)
-	t.Setenv("GOCACHE", strings.TrimSpace(string(out)))
+	t.Setenv("GOCACHE", strings.TrimSpace(string(expect.Value(exec.Command("go", "env", "GOCACHE").Output())(t))))
 }
 
 // checkPlugins fails unless dir contains exactly the plugins. It runs one of
@@ -97,9 +90,7 @@ func checkPlugins(t *testing.T, dir string) {
 	cmd.Env = []string{"CNI_COMMAND=VERSION"}
 	cmd.Stdin = strings.NewReader(`{"cniVersion":"1.0.0"}`)
 	out, err := cmd.Output()
-	if err != nil || !strings.Contains(string(out), "supportedVersions") {
-		t.Errorf("bridge said %q, %v", out, err)
-	}
+	expect.That(t, err == nil && strings.Contains(string(out), "supportedVersions"), "bridge said %q, %v", out, err)
 }
 
 func TestDirTakesTheVariable(t *testing.T) {
@@ -116,9 +107,7 @@ func TestDirRefusesAnIncompleteVariable(t *testing.T) {
 	_, err := Dir(t.Context(), io.Discard)
 	want := "find the reference CNI plugins: EMBEDCNI_TEST_PLUGINS=" + dir +
 		" has no bandwidth, bridge: unset it to have them built"
-	if err == nil || err.Error() != want {
-		t.Errorf("got %v, want %s", err, want)
-	}
+	expect.That(t, err != nil && err.Error() == want, "got %v, want %s", err, want)
 }
 
 func TestDirWithoutGo(t *testing.T) {
@@ -140,22 +129,18 @@ func TestDirOutsideACheckout(t *testing.T) {
 	goCache(t)
 	t.Chdir(t.TempDir())
 	_, err := Dir(t.Context(), io.Discard)
-	if !errors.Is(err, ErrNotRequired) || !strings.HasSuffix(err.Error(), "; or run from a checkout of the module") {
-		t.Errorf("got %v", err)
-	}
+	expect.That(t, errors.Is(err, ErrNotRequired) && strings.HasSuffix(err.Error(), "; or run from a checkout of the module"), "got %v", err)
 }
 
 func TestParseVersion(t *testing.T) {
-	tests := map[string]string{
+	for out, want := range map[string]string{
 		"v1.9.1\n":                  "v1.9.1",
 		"example.org/fork@v1.9.2\n": "example.org/fork@v1.9.2",
 		"../plugins@\n":             "",
 		"":                          "",
-	}
-	for out, want := range tests {
-		if got, err := parseVersion(out); got != want || (err == nil) != (want != "") {
-			t.Errorf("%q: got %q, %v, want %q", out, got, err, want)
-		}
+	} {
+		got, err := parseVersion(out)
+		expect.That(t, got == want && (err == nil) == (want != ""), "%q: got %q, %v, want %q", out, got, err, want)
 	}
 }
 
@@ -177,7 +162,6 @@ func TestRequiredByTheCallersModule(t *testing.T) {
 	expect.NoError(t, err)
 	t.Chdir(dir)
 	from, version, err := required(t.Context())
-	if from != "" || version != want || err != nil {
-		t.Errorf("version %q of folder %q, %v; want %q of the working directory", version, from, err, want)
-	}
+	expect.That(t, from == "" && version == want && err == nil,
+		"version %q of folder %q, %v; want %q of the working directory", version, from, err, want)
 }

@@ -120,9 +120,8 @@ func scripted(what string, args ...string) *exec.Cmd {
 
 func TestInsideIsElsewhere(t *testing.T) {
 	id := expect.Value(netns.CurrentID())(t)
-	if outer := os.Getenv("TEST_OUTER_NETNS"); outer == "" || outer == id.String() {
-		t.Errorf("outside in %q, inside in %s", outer, id)
-	}
+	outer := os.Getenv("TEST_OUTER_NETNS")
+	expect.That(t, outer != "" && outer != id.String(), "outside in %q, inside in %s", outer, id)
 }
 
 func TestInsideKnowsIt(t *testing.T) {
@@ -147,18 +146,15 @@ func TestInsideIsRootWithEmptyState(t *testing.T) {
 	for _, dir := range []string{"/run", "/var/lib"} {
 		expect.Empty(t, dir, expect.Value(os.ReadDir(dir))(t))
 		var st unix.Statfs_t
-		if err := unix.Statfs(dir, &st); err != nil || st.Type != unix.TMPFS_MAGIC {
-			t.Errorf("%s: file system %x, %v, want a tmpfs", dir, st.Type, err)
-		}
+		err := unix.Statfs(dir, &st)
+		expect.That(t, err == nil && st.Type == unix.TMPFS_MAGIC, "%s: file system %x, %v, want a tmpfs", dir, st.Type, err)
 	}
 }
 
 func TestInsideSharesNoMount(t *testing.T) {
 	text := expect.Value(os.ReadFile("/proc/self/mountinfo"))(t)
 	for line := range strings.Lines(string(text)) {
-		if strings.Contains(line, " shared:") || strings.Contains(line, " master:") {
-			t.Errorf("propagates: %s", line)
-		}
+		expect.That(t, !strings.Contains(line, " shared:") && !strings.Contains(line, " master:"), "propagates: %s", line)
 	}
 }
 
@@ -177,7 +173,7 @@ func TestInsideAdoptsOrphans(t *testing.T) {
 }
 
 func TestExitCodeAndOutputPass(t *testing.T) {
-	tests := map[string]struct {
+	for what, want := range map[string]struct {
 		code   int
 		stderr string
 	}{
@@ -186,23 +182,17 @@ func TestExitCodeAndOutputPass(t *testing.T) {
 		"kill":       {128 + 9, ""},
 		"orphan":     {0, ""},
 		"unprepared": {1, "error: prepare the sandbox: no plugins"},
-	}
-	for what, want := range tests {
+	} {
 		t.Run(what, func(t *testing.T) {
 			var stderr strings.Builder
 			cmd := scripted(what, "-x", "a b")
 			cmd.Stderr = &stderr
 			out, err := cmd.Output()
-			if cmd.ProcessState == nil {
-				t.Fatal(err)
-			}
+			expect.Must(t, cmd.ProcessState != nil, "%v", err)
 			expect.Same(t, "exit code", cmd.ProcessState.ExitCode(), want.code)
-			if !strings.HasPrefix(stderr.String(), want.stderr) {
-				t.Errorf("stderr %q, want %q", stderr.String(), want.stderr)
-			}
-			if args := `args ["-x" "a b"]`; want.code > 1 && !strings.Contains(string(out), args) {
-				t.Errorf("stdout %q, want %s", out, args)
-			}
+			expect.That(t, strings.HasPrefix(stderr.String(), want.stderr), "stderr %q, want %q", stderr.String(), want.stderr)
+			args := `args ["-x" "a b"]`
+			expect.That(t, want.code <= 1 || strings.Contains(string(out), args), "stdout %q, want %s", out, args)
 		})
 	}
 }
@@ -241,9 +231,7 @@ func TestInnerDiesWithOuter(t *testing.T) {
 		if pid == inner {
 			return
 		}
-		if err != nil && !errors.Is(err, unix.ECHILD) || time.Now().After(deadline) {
-			t.Fatalf("the inner process lives on: %v", err)
-		}
+		expect.Must(t, (err == nil || errors.Is(err, unix.ECHILD)) && !time.Now().After(deadline), "the inner process lives on: %v", err)
 		time.Sleep(time.Millisecond)
 	}
 }
@@ -261,12 +249,10 @@ func TestStrayMarkerIsRefused(t *testing.T) {
 		cmd := scripted("exit")
 		cmd.Env = append(cmd.Env, "EMBEDCNI_SANDBOX_OUTSIDE="+marker)
 		out, _ := cmd.CombinedOutput() // the test checks the exit code
-		if got := cmd.ProcessState.ExitCode(); got != 1 || !strings.Contains(string(out), "unset it") {
-			t.Errorf("%s: exit code %d, output %q", name, got, out)
-		}
+		got := cmd.ProcessState.ExitCode()
+		expect.That(t, got == 1 && strings.Contains(string(out), "unset it"), "%s: exit code %d, output %q", name, got, out)
 	}
-	after := expect.Value(os.ReadFile("/proc/self/mountinfo"))(t)
-	expect.Same(t, "mounts", string(after), string(before))
+	expect.Same(t, "mounts", string(expect.Value(os.ReadFile("/proc/self/mountinfo"))(t)), string(before))
 }
 
 // TestWithoutUserNamespaces uses a user namespace with a limit of zero, which
@@ -278,9 +264,7 @@ func TestWithoutUserNamespaces(t *testing.T) {
 	defer func() { expect.NoError(t, os.WriteFile(limit, was, 0)) }()
 	t.Run("root does without", func(t *testing.T) {
 		out, _ := scripted("exit").CombinedOutput() // exits with 42
-		if !strings.HasPrefix(string(out), "pid ") {
-			t.Errorf("output %q, want that of the inner process", out)
-		}
+		expect.That(t, strings.HasPrefix(string(out), "pid "), "output %q, want that of the inner process", out)
 	})
 	t.Run("others are told what to do", func(t *testing.T) {
 		const nobody = 65534
@@ -290,9 +274,7 @@ func TestWithoutUserNamespaces(t *testing.T) {
 		if errors.Is(err, unix.EINVAL) {
 			t.Skip("there is no other user here, as these tests themselves are not run by root")
 		}
-		if cmd.ProcessState == nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, cmd.ProcessState != nil, "%v", err)
 		expect.Same(t, "exit code", cmd.ProcessState.ExitCode(), 1)
 		expect.Contains(t, "output", string(out), "error: start the sandbox: ", "kernel.apparmor_restrict_unprivileged_userns=0",
 			"kernel.unprivileged_userns_clone=1", "no space left on device")
@@ -303,11 +285,9 @@ func TestWithoutUserNamespaces(t *testing.T) {
 // root inside, even if that is an ordinary user outside.
 func TestInsideOwnsNetworkFiles(t *testing.T) {
 	info := expect.Value(os.Stat("/proc/net/stat"))(t)
-	if st, ok := info.Sys().(*syscall.Stat_t); !ok || st.Uid != 0 {
-		t.Errorf("/proc/net/stat belongs to %+v", info.Sys())
-	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	expect.That(t, ok && st.Uid == 0, "/proc/net/stat belongs to %+v", info.Sys())
 	// Exists if the kernel has legacy iptables. Only its owner can read it.
-	if _, err := os.ReadFile("/proc/net/ip_tables_names"); err != nil && !errors.Is(err, os.ErrNotExist) {
-		t.Error(err)
-	}
+	_, err := os.ReadFile("/proc/net/ip_tables_names")
+	expect.That(t, err == nil || errors.Is(err, os.ErrNotExist), "%v", err)
 }

@@ -43,9 +43,7 @@ func wantAddr(t testing.TB, x *ByAddress, addr string, want ...string) {
 		got = append(got, string(f.Record.ContainerID))
 	}
 	slices.Sort(got)
-	if !slices.Equal(got, want) {
-		t.Errorf("%s: found %q, want %q", addr, got, want)
-	}
+	expect.That(t, slices.Equal(got, want), "%s: found %q, want %q", addr, got, want)
 }
 
 // TestByAddressSeesTheLog: the address comes with the result, after the base of the record.
@@ -95,9 +93,7 @@ func TestByAddressOfRecordsThatCannotBeUsed(t *testing.T) {
 	}
 	wantAddr(t, x, "10.0.0.0", "c0")
 	found, err := x.Find(netip.MustParseAddr("10.0.0.1"))
-	if err != nil || len(found) != 1 || !errors.Is(found[0].Err, record.ErrBad) {
-		t.Errorf("found %+v, %v, want one that is damaged", found, err)
-	}
+	expect.That(t, err == nil && len(found) == 1 && errors.Is(found[0].Err, record.ErrBad), "found %+v, %v, want one that is damaged", found, err)
 	wantAddr(t, x, "10.0.0.2")
 	s.Read = read
 	wantAddr(t, x, "10.0.0.2", "c2")
@@ -107,9 +103,8 @@ func TestByAddressOfRecordsThatCannotBeUsed(t *testing.T) {
 func TestByAddressWithoutADirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "file")
 	expect.NoError(t, os.WriteFile(dir, nil, 0o600))
-	if found, err := NewByAddress(record.Open(dir)).Find(netip.MustParseAddr("10.0.0.1")); err == nil {
-		t.Errorf("found %v", found)
-	}
+	found, err := NewByAddress(record.Open(dir)).Find(netip.MustParseAddr("10.0.0.1"))
+	expect.That(t, err != nil, "found %v", found)
 }
 
 // TestProcessOf reads the names of Pools.Dir, and the names of earlier versions.
@@ -121,8 +116,7 @@ func TestProcessOf(t *testing.T) {
 		{"life-12-34", "12-34", ""},
 		{"56", "", "56"},
 	} {
-		if rec := processOf(test.name); rec.Life != test.life || rec.Runtime != test.runtime {
-			t.Errorf("%s: got life %q, runtime %q", test.name, rec.Life, rec.Runtime)
-		}
+		rec := processOf(test.name)
+		expect.That(t, rec.Life == test.life && rec.Runtime == test.runtime, "%s: got life %q, runtime %q", test.name, rec.Life, rec.Runtime)
 	}
 }

@@ -22,15 +22,14 @@ func TestClaimsOfMappingsAreThoseOfTheirJSON(t *testing.T) {
 		{HostPort: 0}, {HostPort: -1}, {HostPort: 65536}, {HostPort: 80, Protocol: "icmp"},
 		{HostPort: 80, HostIP: "fe80::1%eth0"}, {HostPort: 80, HostIP: "no address"},
 	} {
-		data := expect.Value(json.Marshal([]Mapping{m}))(t)
-		got, want := claimsOf([]Mapping{m}), ports.Of(json.RawMessage(data))
+		got, want := claimsOf([]Mapping{m}), ports.Of(json.RawMessage(expect.Value(json.Marshal([]Mapping{m}))(t)))
 		expect.Same(t, fmt.Sprint(m), got, want)
 	}
 }
 
 // TestFault_F22_PortMappingThatCannotBe is refused before anything runs.
 func TestFault_F22_PortMappingThatCannotBe(t *testing.T) {
-	tests := []struct {
+	for _, test := range []struct {
 		mapping Mapping
 		want    string
 	}{
@@ -45,19 +44,17 @@ func TestFault_F22_PortMappingThatCannotBe(t *testing.T) {
 		{Mapping{HostPort: 80, ContainerPort: 80, HostIP: "not-an-ip"}, `host address "not-an-ip" is not an IP address`},
 		{Mapping{HostPort: 80, ContainerPort: 80, HostIP: "10.0.0.1/24"}, `is not an IP address`},
 		{Mapping{HostPort: 80, ContainerPort: 80, HostIP: "fe80::1%eth0"}, `has a zone`},
-	}
-	for _, test := range tests {
+	} {
 		got, err := ValidMappings([]Mapping{{HostPort: 1, ContainerPort: 1}, test.mapping})
-		if got != nil || !errors.Is(err, ErrInvalidArgument) || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%+v: %v, %v; want ErrInvalidArgument with %q", test.mapping, got, err, test.want)
-		}
+		expect.That(t, got == nil && errors.Is(err, ErrInvalidArgument) && strings.Contains(err.Error(), test.want),
+			"%+v: %v, %v; want ErrInvalidArgument with %q", test.mapping, got, err, test.want)
 	}
 }
 
 // TestFault_F22_HostPortMappedTwice in one call: the same protocol and number
 // on overlapping addresses.
 func TestFault_F22_HostPortMappedTwice(t *testing.T) {
-	tests := []struct {
+	for _, test := range []struct {
 		a, b     string // protocol and host address
 		conflict bool
 	}{
@@ -66,21 +63,18 @@ func TestFault_F22_HostPortMappedTwice(t *testing.T) {
 		{"tcp 10.0.0.1", "tcp", true}, {"tcp ::1", "tcp", true},
 		{"tcp 10.0.0.1", "tcp 0.0.0.0", true}, {"tcp ::1", "tcp 0.0.0.0", false}, {"tcp ::1", "tcp ::", true}, {"tcp 10.0.0.1", "tcp ::", false},
 		{"tcp 10.0.0.1", "tcp ::ffff:10.0.0.1", true}, {"tcp ::1", "tcp 0:0:0:0:0:0:0:1", true},
-	}
-	for _, test := range tests {
+	} {
 		mapping := func(s string) Mapping {
 			protocol, ip, _ := strings.Cut(s, " ")
 			return Mapping{HostPort: 8080, ContainerPort: 80, Protocol: protocol, HostIP: ip}
 		}
 		for _, both := range [][]Mapping{{mapping(test.a), mapping(test.b)}, {mapping(test.b), mapping(test.a)}} {
 			_, err := ValidMappings(both)
-			if conflict := errors.Is(err, ErrInvalidArgument); conflict != test.conflict || (err != nil) != test.conflict {
-				t.Errorf("%+v: %v, want a conflict: %v", both, err, test.conflict)
-			}
+			conflict := errors.Is(err, ErrInvalidArgument)
+			expect.That(t, conflict == test.conflict && (err != nil) == test.conflict, "%+v: %v, want a conflict: %v", both, err, test.conflict)
 			both[1].HostPort++
-			if _, err := ValidMappings(both); err != nil {
-				t.Errorf("%+v: %v", both, err)
-			}
+			_, err = ValidMappings(both)
+			expect.That(t, err == nil, "%+v: %v", both, err)
 		}
 	}
 }
@@ -91,7 +85,24 @@ func TestEveryWrongMappingIsNamed(t *testing.T) {
 	want := "port mapping :-1->1/tcp: host port -1 is not 1 to 65535: invalid argument\n" +
 		"host port :5->6/tcp is mapped twice: invalid argument\n" +
 		"port mapping :1->-2/tcp: container port -2 is not 1 to 65535: invalid argument"
-	if err == nil || err.Error() != want {
-		t.Errorf("error %v\nwant %s", err, want)
+	expect.That(t, err != nil && err.Error() == want, "error %v\nwant %s", err, want)
+}
+
+func TestHintsAtArgumentsAndCapabilities(t *testing.T) {
+	unknown := &Error{Op: "ADD", Network: "net", Plugin: "p", Code: 999, Msg: `ARGS: unknown args ["TIER=front"]`}
+	want := `; with WithArgs("IgnoreUnknown", "1") plugins ignore arguments that they do not know`
+	expect.That(t, strings.HasSuffix(unknown.Error(), want), "got %q, want %q at the end", unknown, want)
+	for _, tt := range []struct {
+		lacks []string
+		err   error
+		want  string
+	}{
+		{nil, nil, ""},
+		{nil, errors.New("no capget"), ""},
+		{[]string{"CAP_NET_ADMIN"}, nil, "; plugins need CAP_NET_ADMIN, which this process lacks"},
+		{[]string{"CAP_NET_ADMIN", "CAP_SYS_ADMIN"}, nil, "; plugins need CAP_NET_ADMIN and CAP_SYS_ADMIN, which this process lacks"},
+	} {
+		got := missing(tt.lacks, tt.err)
+		expect.That(t, got == tt.want, "%v, %v: got %q, want %q", tt.lacks, tt.err, got, tt.want)
 	}
 }

@@ -102,9 +102,7 @@ func TestAComparisonThatFailsIsOneAttachments(t *testing.T) {
 			case 0:
 				expect.Is(t, r.Err, hostns.ErrInvalid)
 			case 1:
-				if r.Err == nil || !strings.HasPrefix(r.Err.Error(), "panic: oops\n") {
-					t.Errorf("error %v", r.Err)
-				}
+				expect.That(t, r.Err != nil && strings.HasPrefix(r.Err.Error(), "panic: oops\n"), "error %v", r.Err)
 			default:
 				expect.NoError(t, r.Err)
 			}

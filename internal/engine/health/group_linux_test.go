@@ -160,9 +160,8 @@ func TestAGroupIsRepairedTogether(t *testing.T) {
 		if slices.ContainsFunc(r.Repaired, func(d contract.Difference) bool { return d.Object == "br0" }) {
 			bridges++
 		}
-		if !h.ports[i] || !slices.Equal(h.told[i], []bool{false, true}) {
-			t.Errorf("container %d: its port is there: %t, announced %v", i, h.ports[i], h.told[i])
-		}
+		expect.That(t, h.ports[i] && slices.Equal(h.told[i], []bool{false, true}),
+			"container %d: its port is there: %t, announced %v", i, h.ports[i], h.told[i])
 	}
 	expect.Same(t, "containers for which the bridge was repaired", bridges, 1)
 }
@@ -191,9 +190,8 @@ func TestOneThatHangsDelaysTheOthersLittle(t *testing.T) {
 		}
 		expect.Same(t, fmt.Sprint("left of ", i), len(r.Left), want)
 	}
-	if took := time.Since(begun); took > expect.Patience {
-		t.Errorf("took %v", took)
-	}
+	took := time.Since(begun)
+	expect.That(t, took <= expect.Patience, "took %v", took)
 }
 
 // TestWhoeverKnowsBetterRepairsWhatIsShared: the first container's repair changes
@@ -257,9 +255,7 @@ func TestRandomGroups(t *testing.T) {
 				t.Fatalf("seed %d: container %d of %d: %+v, %v, want %d left; bridge %t, port %t, rule %t", seed, i, n, r.Outcome, r.Err, want, h.bridge, h.ports[i], h.rules[i])
 			}
 			for _, left := range r.Left {
-				if left.Reason == nil {
-					t.Fatalf("seed %d: no reason for %s", seed, left.Object)
-				}
+				expect.Must(t, left.Reason != nil, "seed %d: no reason for %s", seed, left.Object)
 			}
 		}
 	}

@@ -46,8 +46,7 @@ func (l *lookedAt) change() {
 }
 
 func (l *lookedAt) all(ctx context.Context) *Container {
-	found := expect.Value(l.look.Records.List())(l.t)
-	all := l.look.All(ctx, found)
+	all := l.look.All(ctx, expect.Value(l.look.Records.List())(l.t))
 	expect.Same(l.t, "containers", len(all), 1)
 	return all[0]
 }
@@ -168,11 +167,8 @@ func TestOnlySuspectsAreLookedAtAgain(t *testing.T) {
 
 // TestAPanicIsOneContainers: it would end the program.
 func TestAPanicIsOneContainers(t *testing.T) {
-	l := newLookedAt(t, func(*lookedAt, *Container) { panic("oops") })
-	c := l.all(t.Context())
-	if c.State != Unknown || !strings.HasPrefix(c.Reason.Error(), "panic: oops\n") {
-		t.Errorf("%s: %v", c.State, c.Reason)
-	}
+	c := newLookedAt(t, func(*lookedAt, *Container) { panic("oops") }).all(t.Context())
+	expect.That(t, c.State == Unknown && strings.HasPrefix(c.Reason.Error(), "panic: oops\n"), "%s: %v", c.State, c.Reason)
 }
 
 // TestAnEndedContextEndsTheLooks, and leaves what was seen.

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // TestRandomAttachments: whatever is broken, a repair ends, adds all that may be added
@@ -32,9 +34,8 @@ func TestRandomAttachments(t *testing.T) {
 		var got outcome
 		for range 3 { // a chain may be longer than the rounds of one repair
 			var err error
-			if got, err = f.run(context.Background(), inside); err != nil {
-				t.Fatal(err)
-			}
+			got, err = f.run(context.Background(), inside)
+			expect.NoError(t, err)
 		}
 		for _, p := range f.parts {
 			switch {

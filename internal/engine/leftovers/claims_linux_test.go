@@ -45,9 +45,7 @@ func TestJudge(t *testing.T) {
 		t.Helper()
 		expect.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 		found, ok, err := readReservation(dir, name)
-		if err != nil || !ok || found.Addr != addr(name) {
-			t.Fatalf("the file %s is found as %v, %v", name, found, err)
-		}
+		expect.Must(t, err == nil && ok && found.Addr == addr(name), "the file %s is found as %v, %v", name, found, err)
 		return found
 	}
 	for before == records.Now() { // files of one clock tick cannot be distinguished
@@ -90,20 +88,14 @@ func TestJudge(t *testing.T) {
 				got = append(got, r)
 			}
 		}
-		if !slices.Equal(got, c.want) {
-			t.Errorf("%s: %v are left of the attachment, want %v", name, got, c.want)
-		}
-		if log.Len() > 0 {
-			t.Errorf("%s: logged: %s", name, log)
-		}
+		expect.That(t, slices.Equal(got, c.want), "%s: %v are left of the attachment, want %v", name, got, c.want)
+		expect.That(t, log.Len() == 0, "%s: logged: %s", name, log)
 	}
 
 	// An administrator's file with the record's time cannot be distinguished.
 	judge, log := judged(t, Attachment{Result: json.RawMessage(`{"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.2/24"}]}`), Since: mine.Made}, records)
 	first, second := judge(mine), judge(mine)
-	if first || second || strings.Count(log.String(), mine.path()) != 1 {
-		t.Errorf("a doubtful file is taken, or not reported once: %s", log)
-	}
+	expect.That(t, !first && !second && strings.Count(log.String(), mine.path()) == 1, "a doubtful file is taken, or not reported once: %s", log)
 }
 
 // TestFault_F64_AnEarlierLifeOfTheIDDoesNotCount: an address that was reserved before
@@ -126,9 +118,7 @@ func TestFault_F64_AnEarlierLifeOfTheIDDoesNotCount(t *testing.T) {
 		judge, _ := judged(t, a, record.Open(t.TempDir()))
 		target := Target{Footprint: Footprint{IPAMDirs: []string{dir}}, How: Manner{Thorough: true, Emptied: judge}}
 		stale, err := target.reserved()
-		if err != nil || (len(stale) == 1) != c.want {
-			t.Errorf("%s: %v are left of the attachment, %v, want one: %t", name, stale, err, c.want)
-		}
+		expect.That(t, err == nil && (len(stale) == 1) == c.want, "%s: %v are left of the attachment, %v, want one: %t", name, stale, err, c.want)
 	}
 }
 
@@ -139,9 +129,7 @@ func TestReleases(t *testing.T) {
 	r.Begin("a", func(string) error { <-letGo; return nil })
 	r.Begin("a", func(string) error { return nil })
 	r.Begin("b", func(dir string) error { return fmt.Errorf("%s: %w", dir, broken) })
-	if !r.Has("a") || !r.Has("b") || r.Has("c") {
-		t.Error("it has not those that began")
-	}
+	expect.That(t, r.Has("a") && r.Has("b") && !r.Has("c"), "it has not those that began")
 	waited := make(chan error, 1)
 	go func() { waited <- r.Wait() }()
 	select {
@@ -150,9 +138,8 @@ func TestReleases(t *testing.T) {
 	default:
 	}
 	close(letGo)
-	if err := <-waited; !errors.Is(err, broken) || err.Error() != "b: broken" {
-		t.Errorf("Wait: %v", err)
-	}
+	err := <-waited
+	expect.That(t, errors.Is(err, broken) && err.Error() == "b: broken", "Wait: %v", err)
 }
 
 // TestGarbage: GC releases reservations whose container, interface and address
@@ -184,15 +171,12 @@ func TestGarbage(t *testing.T) {
 	slices.SortFunc(others, func(a, b types.GCAttachment) int { return strings.Compare(a.ContainerID, b.ContainerID) })
 	want := []types.GCAttachment{{ContainerID: "another", IfName: "eth0"}, {ContainerID: "gone", IfName: "eth0"},
 		{ContainerID: "gone", IfName: "eth0"}, {ContainerID: "kept", IfName: "eth0"}}
-	if err != nil || unnamed != nil || !slices.Equal(others, want) {
-		t.Errorf("others are %v, %v, %v, want %v", others, unnamed, err, want)
-	}
+	expect.That(t, err == nil && unnamed == nil && slices.Equal(others, want), "others are %v, %v, %v, want %v", others, unnamed, err, want)
 	dirsOf := func(_ Key, k Known) []string { return k.Dirs }
 	for _, dry := range []bool{true, false} {
 		released, failed := g.Release(t.Context(), dirsOf, record.Open(dir).SyncDir, dry)
-		if want := []string{"address 10.1.0.2 in " + dir}; !slices.Equal(released, want) || len(failed) > 0 {
-			t.Errorf("dry %t: released %q, %v, want %q", dry, released, failed, want)
-		}
+		want := []string{"address 10.1.0.2 in " + dir}
+		expect.That(t, slices.Equal(released, want) && len(failed) == 0, "dry %t: released %q, %v, want %q", dry, released, failed, want)
 	}
 	left := map[string]string{}
 	for name, content := range files {
@@ -205,7 +189,6 @@ func TestGarbage(t *testing.T) {
 	delete(files, "10.1.0.2")
 	expect.Same(t, "left", left, files)
 	expect.NoError(t, os.WriteFile(filepath.Join(dir, "10.1.0.8"), []byte("x"), 0o600))
-	if _, unnamed, err := g.Others("net", []string{dir}); err != nil || !slices.Equal(unnamed, []string{filepath.Join(dir, "10.1.0.8")}) {
-		t.Errorf("unnamed are %q, %v", unnamed, err)
-	}
+	_, unnamed, err = g.Others("net", []string{dir})
+	expect.That(t, err == nil && slices.Equal(unnamed, []string{filepath.Join(dir, "10.1.0.8")}), "unnamed are %q, %v", unnamed, err)
 }

@@ -83,13 +83,11 @@ func TestFault_F47_ADeviceIsFoundByUnforgeableAttributes(t *testing.T) {
 			}
 		}
 		expect.Same(t, name+": on the host", got, c.onHst)
-		if got := indexOf(find(c.all, outside(c.device, -1))); got != 0 && !c.device.Physical() {
-			t.Errorf("%s: found %d where the host is not known", name, got)
-		}
+		got = indexOf(find(c.all, outside(c.device, -1)))
+		expect.That(t, got == 0 || c.device.Physical(), "%s: found %d where the host is not known", name, got)
 	}
-	if card.onBus() || !(&Device{PermMAC: perm}).onBus() {
-		t.Error("a card that was pulled out is on its bus, or one that no bus is known of is not")
-	}
+	expect.That(t, !card.onBus() && (&Device{PermMAC: perm}).onBus(),
+		"a card that was pulled out is on its bus, or one that no bus is known of is not")
 }
 
 // An interface whose parent is in a namespace without a number, as one that is
@@ -99,10 +97,7 @@ func TestLeadsToNoNamespaceWithoutANumber(t *testing.T) {
 	conn := expect.Value(links.Dial(container))(t)
 	defer conn.Close()
 	const none = -1 // NETNSA_NSID_NOT_ASSIGNED
-	if number, err := conn.NetNS(host); number != none || err != nil {
-		t.Fatalf("the host has number %d in the container, %v", number, err)
-	}
-	if leadsTo(conn, links.Link{Peer: links.Peer{Index: 4, Elsewhere: true, NetNS: none}}, host) {
-		t.Error("it leads to the host")
-	}
+	number, err := conn.NetNS(host)
+	expect.Must(t, number == none && err == nil, "the host has number %d in the container, %v", number, err)
+	expect.That(t, !leadsTo(conn, links.Link{Peer: links.Peer{Index: 4, Elsewhere: true, NetNS: none}}, host), "it leads to the host")
 }

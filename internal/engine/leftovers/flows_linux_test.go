@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
@@ -106,17 +107,10 @@ func TestFault_F28_UDPToTheContainerIsForgotten(t *testing.T) {
 	slices.Sort(want)
 	slices.Sort(elsewhere)
 	for _, n := range []uint{3, 0} {
-		flushed, err := flush(flowing(host, nil, "10.1.0.2", "fd00::2"))
-		if flushed != n || err != nil {
-			t.Errorf("flushed %d, %v, want %d", flushed, err, n)
-		}
-		if got := tracked(t, host); !slices.Equal(got, want) {
-			t.Errorf("tracked are %q, want %q", got, want)
-		}
+		expect.Same(t, "flushed", expect.Value(flush(flowing(host, nil, "10.1.0.2", "fd00::2")))(t), n)
+		expect.Same(t, "tracked", tracked(t, host), want)
 	}
-	if got := tracked(t, other); !slices.Equal(got, elsewhere) {
-		t.Errorf("on another host are %q, want %q", got, elsewhere)
-	}
+	expect.Same(t, "on another host", tracked(t, other), elsewhere)
 }
 
 // flowing returns a target with forwarded UDP ports.
@@ -150,17 +144,14 @@ func TestFault_F28_FlowsOfTheAddressesPresentOwnerStay(t *testing.T) {
 		addr  string
 		times int
 	}{{"10.1.0.9", 0}, {"10.1.0.2", 1}, {"10.1.0.3", 2}} {
-		if _, err := flush(flowing(host, inUse, c.addr)); err != nil || times != c.times {
-			t.Errorf("flush of %s: %v, asked %d times, want %d", c.addr, err, times, c.times)
-		}
+		_, err := flush(flowing(host, inUse, c.addr))
+		expect.That(t, err == nil && times == c.times, "flush of %s: %v, asked %d times, want %d", c.addr, err, times, c.times)
 	}
 	want := []string{flow{unix.IPPROTO_UDP, hostAddr, "10.1.0.2"}.String()}
-	if got := tracked(t, host); !slices.Equal(got, want) {
-		t.Errorf("tracked are %q, want %q", got, want)
-	}
+	got := tracked(t, host)
+	expect.That(t, slices.Equal(got, want), "tracked are %q, want %q", got, want)
 	broken := errors.New("broken")
 	_, err := flush(flowing(host, &Others{Records: using(func() (string, error) { return "", broken })}, "10.1.0.2"))
-	if got := tracked(t, host); !errors.Is(err, broken) || !slices.Equal(got, want) {
-		t.Errorf("%v, tracked are %q: their owners are unknown", err, got)
-	}
+	got = tracked(t, host)
+	expect.That(t, errors.Is(err, broken) && slices.Equal(got, want), "%v, tracked are %q: their owners are unknown", err, got)
 }

@@ -149,14 +149,10 @@ func TestCovers(t *testing.T) {
 			c.with(a)
 		}
 		for _, typ := range strings.Fields(c.covered) {
-			if !a.Covers(typ) {
-				t.Errorf("%s: %s is not covered", name, typ)
-			}
+			expect.That(t, a.Covers(typ), "%s: %s is not covered", name, typ)
 		}
 		for _, typ := range strings.Fields(c.not) {
-			if a.Covers(typ) {
-				t.Errorf("%s: %s is covered", name, typ)
-			}
+			expect.That(t, !a.Covers(typ), "%s: %s is covered", name, typ)
 		}
 	}
 }
@@ -225,9 +221,8 @@ func TestOneThatLeavesNeedsItsNetworkNoMore(t *testing.T) {
 		n := record.Attachment{IfName: "eth0", State: tt.state, Plugins: []record.Plugin{{Type: "bridge"}}, Facts: map[string]json.RawMessage{"firewall.subnets": json.RawMessage(tt.note)}}
 		others := Others{ContainerID: "c1", Plugins: "c1", IfName: "eth0", Records: records{{Record: &record.Record{ContainerID: "c2", Attachments: []record.Attachment{n}}}}}
 		for of, want := range map[netip.Prefix]bool{subnet: tt.needs, other: false} {
-			if got, err := others.InNetwork(of); err != nil || got != want {
-				t.Errorf("%s: needs %v: %v, %v", what, of, got, err)
-			}
+			got, err := others.InNetwork(of)
+			expect.That(t, err == nil && got == want, "%s: needs %v: %v, %v", what, of, got, err)
 		}
 	}
 }

@@ -2,7 +2,7 @@ package leftovers
 
 import (
 	"net"
-	"slices"
+	"os"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -11,6 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -49,8 +50,7 @@ func delLink(t *testing.T, ns *netns.Handle, name string) {
 
 func hasLink(t *testing.T, ns *netns.Handle, name string) bool {
 	t.Helper()
-	l := expect.Value((*links.Conns)(nil).Lookup(ns, name))(t)
-	return l != nil
+	return expect.Value((*links.Conns)(nil).Lookup(ns, name))(t) != nil
 }
 
 func mustFind(t *testing.T, target Target) []Item {
@@ -63,20 +63,17 @@ func mustFind(t *testing.T, target Target) []Item {
 func wantSwept(t *testing.T, target Target, want ...string) {
 	t.Helper()
 	items := mustFind(t, target)
-	if got := Lines(items); !slices.Equal(got, want) {
-		t.Errorf("found %q, want %q", got, want)
-	}
+	expect.Same(t, "found", Lines(items), want)
 	for range 2 {
-		if err := remove(t.Context(), items); err != nil {
-			t.Error(err)
-		}
+		expect.Succeeds(t, "remove", remove(t.Context(), items))
 	}
-	if left := Lines(mustFind(t, target)); left != nil {
-		t.Errorf("left: %q", left)
-	}
+	left := Lines(mustFind(t, target))
+	expect.That(t, left == nil, "left: %q", left)
 }
 
 // targetOf returns the target of an attachment.
 func targetOf(id, ifName string) Target {
 	return Target{Footprint: Footprint{Owner: netfilter.Owner{Network: "podnet", ContainerID: id, IfName: ifName}}}
 }
+
+func TestMain(m *testing.M) { os.Exit(refplugins.Main(m)) }

@@ -4,12 +4,10 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/kernel/plainfile"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -19,8 +17,7 @@ func ledgerWith(t testing.TB, s *record.Store, ext string, lines ...Line) Ledger
 	l := LedgerOf(s, "me")
 	var data []byte
 	for _, line := range lines {
-		text := expect.Value(record.EncodeLine(line))(t)
-		data = append(data, text...)
+		data = append(data, expect.Value(record.EncodeLine(line))(t)...)
 	}
 	expect.NoError(t, os.WriteFile(l.path+ext, data, 0o600))
 	return l
@@ -38,8 +35,7 @@ func gone(t testing.TB, l Ledger) map[Key]bool {
 
 func filesOf(t testing.TB, s *record.Store) (names []string) {
 	t.Helper()
-	paths := expect.Value(filepath.Glob(s.Dir() + "/ledger.*"))(t)
-	for _, path := range paths {
+	for _, path := range expect.Value(filepath.Glob(s.Dir() + "/ledger.*"))(t) {
 		names = append(names, filepath.Ext(path))
 	}
 	return names
@@ -74,16 +70,14 @@ func TestLedgerSaysTheLastOfEachAttachment(t *testing.T) {
 // oldest versions have written.
 func TestFault_F34_ALedgerOfAnEarlierVersionBringsNoReleasedOneBack(t *testing.T) {
 	for _, ext := range []string{"", ".claims"} {
-		s := record.Open(t.TempDir())
-		l := ledgerWith(t, s, ext, Line{Key: keyA}, Line{Key: keyB})
+		l := ledgerWith(t, record.Open(t.TempDir()), ext, Line{Key: keyA}, Line{Key: keyB})
 		expect.NoError(t, l.Forget([]Key{keyA}))
 		expect.Same(t, "ledger", gone(t, l), map[Key]bool{keyB: false})
 		f, err := os.OpenFile(l.path+ext, os.O_APPEND|os.O_WRONLY, 0) // the earlier version goes on
 		expect.NoError(t, err)
 		line, err := record.EncodeLine(Line{Key: keyC})
 		expect.NoError(t, err)
-		_, err = f.Write(line)
-		expect.NoError(t, err)
+		expect.NoError(t, expect.Err(f.Write(line)))
 		expect.NoError(t, f.Close())
 		expect.Same(t, "with a later line", gone(t, l), map[Key]bool{keyB: false, keyC: false})
 	}
@@ -109,17 +103,4 @@ func TestLedgerLinesThatAreTornAreNoOthers(t *testing.T) {
 	expect.NoError(t, os.WriteFile(l.path+".claims", data[:len(data)-9], 0o600))
 	expect.NoError(t, l.Forget([]Key{keyC}))
 	expect.Same(t, "ledger", gone(t, l), map[Key]bool{keyA: false})
-}
-
-func TestFault_F50_ALedgerThatIsNoFileBlocksNobody(t *testing.T) {
-	l := LedgerOf(record.Open(t.TempDir()), "me")
-	expect.NoError(t, syscall.Mkfifo(l.path, 0o600))
-	ended := make(chan error, 1)
-	go func() { ended <- expect.Err(l.Read()) }()
-	select {
-	case err := <-ended:
-		expect.Is(t, err, plainfile.ErrNotRegular)
-	case <-time.After(time.Minute):
-		t.Fatal("a FIFO holds up the call")
-	}
 }

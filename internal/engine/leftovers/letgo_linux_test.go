@@ -40,10 +40,7 @@ func TestTiedToHost(t *testing.T) {
 		"one that is not swept":  {[]string{"bridge", "mesh"}, `"mesh" may have more`},
 	} {
 		err := chained(test.plugins...).tiedToHost()
-		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s: %v", what, err)
-		}
+		expect.That(t, (err == nil) == (test.want == "") && (err == nil || strings.Contains(err.Error(), test.want)), "%s: %v", what, err)
 	}
-	_, err := hostEnds(nil, nil, []*Attachment{chained("loopback")})
-	expect.Says(t, "only lo", err, "no interface but lo")
+	expect.Says(t, "only lo", expect.Err(hostEnds(nil, nil, []*Attachment{chained("loopback")})), "no interface but lo")
 }

@@ -38,9 +38,7 @@ func TestTheHostsEndIsFoundByNameKindAndAddress(t *testing.T) {
 		Link{Name: "veth2", MAC: mac}, Link{Name: "veth3", MAC: mac}, Link{Name: "veth", MAC: mac})
 	wantSwept(t, target, "interface veth1 on the host")
 	for _, neighbour := range []string{"veth2", "veth2p", "veth3"} {
-		if !hasLink(t, host, neighbour) {
-			t.Errorf("%s is gone", neighbour)
-		}
+		expect.That(t, hasLink(t, host, neighbour), "%s is gone", neighbour)
 	}
 }
 
@@ -58,9 +56,8 @@ func TestANameThatIsUsedAgainStays(t *testing.T) {
 	items := mustFind(t, reporting(host, Link{Name: "veth1", MAC: mac}))
 	delLink(t, host, "veth1")
 	addVeth(t, host, "veth1", mac)
-	if err := remove(t.Context(), items); err != nil || !hasLink(t, host, "veth1") {
-		t.Errorf("Remove: %v, and the new interface is there: %v", err, hasLink(t, host, "veth1"))
-	}
+	err := remove(t.Context(), items)
+	expect.That(t, err == nil && hasLink(t, host, "veth1"), "Remove: %v, and the new interface is there: %v", err, hasLink(t, host, "veth1"))
 }
 
 func TestTheContainersInterface(t *testing.T) {
@@ -76,9 +73,7 @@ func TestTheContainersInterface(t *testing.T) {
 	wantSwept(t, target)
 	target.Footprint.IfName = "eth0"
 	wantSwept(t, target, "interface eth0 in the container")
-	if !hasLink(t, host, "eth0") || !hasLink(t, container, "eth1") {
-		t.Error("an interface of the host's or of another attachment is gone")
-	}
+	expect.That(t, hasLink(t, host, "eth0") && hasLink(t, container, "eth1"), "an interface of the host's or of another attachment is gone")
 	target.Container = nil // gone with its contents
 	wantSwept(t, target)
 }
@@ -104,9 +99,7 @@ func TestTheShaperOfTheRealPlugin(t *testing.T) {
 	wantSwept(t, target)
 	target.Footprint.ContainerID = "c1"
 	wantSwept(t, target, "interface "+bandwidth.Device(long, "c1")+" on the host")
-	if !hasLink(t, host, bandwidth.Device(long, "c11")) {
-		t.Error("the neighbour's shaper is gone")
-	}
+	expect.That(t, hasLink(t, host, bandwidth.Device(long, "c11")), "the neighbour's shaper is gone")
 	addBridge(t, host, bandwidth.Device(long, "c1"), mac) // not an ifb device
 	wantSwept(t, target)
 }
@@ -193,7 +186,6 @@ func TestRemoveGoesOnAfterAnErrorAndStopsWithTheContext(t *testing.T) {
 		t.Errorf("with its context over: %v, and the interface is there: %v", err, hasLink(t, host, "veth1"))
 	}
 	err := remove(t.Context(), append([]Item{stubborn(one)}, append(found, stubborn(two))...))
-	if !errors.Is(err, one) || !errors.Is(err, two) || hasLink(t, host, "veth1") {
-		t.Errorf("Remove: %v, and the interface is there: %v", err, hasLink(t, host, "veth1"))
-	}
+	expect.That(t, errors.Is(err, one) && errors.Is(err, two) && !hasLink(t, host, "veth1"),
+		"Remove: %v, and the interface is there: %v", err, hasLink(t, host, "veth1"))
 }

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
@@ -23,9 +22,8 @@ func TestFault_F39_AnEmptyFileThatHostLocalDidNotMakeHasNoOwner(t *testing.T) {
 	target := heldIn(dir)
 	target.How.Thorough, target.How.Emptied = true, func(Reservation) bool { return true }
 	items, err := target.reserved()
-	if want := []string{"address 10.1.0.2 in " + dir}; err != nil || !slices.Equal(texts(items), want) {
-		t.Errorf("found %q, %v, want %q", texts(items), err, want)
-	}
+	want := []string{"address 10.1.0.2 in " + dir}
+	expect.That(t, err == nil && slices.Equal(texts(items), want), "found %q, %v, want %q", texts(items), err, want)
 }
 
 // TestFault_F50_AFIFODoesNotBlockTheSweep puts FIFOs in place of reservations
@@ -46,14 +44,9 @@ func TestFault_F50_AFIFODoesNotBlockTheSweep(t *testing.T) {
 		}
 		ended <- err
 	}()
-	select {
-	case err := <-ended:
-		if !errors.Is(err, plainfile.ErrNotRegular) || !strings.Contains(err.Error(), filepath.Join(dir, "lock")) {
-			t.Errorf("error %v, want one that names the lock", err)
-		}
-	case <-time.After(time.Minute):
-		t.Fatal("a FIFO holds up the sweep")
-	}
+	err := expect.Await(t, "the sweep, which a FIFO holds up", ended)
+	expect.That(t, errors.Is(err, plainfile.ErrNotRegular) && strings.Contains(err.Error(), filepath.Join(dir, "lock")),
+		"error %v, want one that names the lock", err)
 }
 
 func texts(all []Reservation) (lines []string) {

@@ -134,12 +134,8 @@ func wantAddresses(t *testing.T, name string, target Target, want []string) {
 		for _, item := range items {
 			got = append(got, item.String())
 		}
-		if !slices.Equal(got, want) {
-			t.Errorf("%s: found %q, want %q", name, got, want)
-		}
-		if err := release(t, items); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.That(t, slices.Equal(got, want), "%s: found %q, want %q", name, got, want)
+		expect.Succeeds(t, name, release(t, items))
 	}
 }
 
@@ -148,9 +144,8 @@ func TestHeldAreTheAddressesWithAnOwner(t *testing.T) {
 	files["10.1.0.2"], files["fd00::2"], files["10.1.0.5"] = "c1\r\neth0", "c1\r\neth0", ""
 	dir := reserve(t, files)
 	held, err := heldIn(dir).Held()
-	if want := addrs("10.1.0.2", "fd00::2"); err != nil || !slices.Equal(held, want) {
-		t.Errorf("held are %v, %v, want %v", held, err, want)
-	}
+	want := addrs("10.1.0.2", "fd00::2")
+	expect.That(t, err == nil && slices.Equal(held, want), "held are %v, %v, want %v", held, err, want)
 	expect.Same(t, "there is now", reserved(t, dir), files)
 }
 
@@ -161,9 +156,7 @@ func TestAnAddressThatHasChangedHandsStays(t *testing.T) {
 	target := heldIn(dir)
 	target.How.Thorough, target.How.Emptied = true, func(Reservation) bool { return true }
 	items, err := target.reserved()
-	if err != nil || len(items) != 3 {
-		t.Fatalf("found %v, %v", items, err)
-	}
+	expect.Must(t, err == nil && len(items) == 3, "found %v, %v", items, err)
 	after := map[string]string{"10.1.0.2": "c2\r\neth0", "10.1.0.3": "c2\r\neth0"}
 	for name, content := range after {
 		expect.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
@@ -184,12 +177,8 @@ func TestOtherFilesAreNotReadUnlessThorough(t *testing.T) {
 	target := heldIn(dir)
 	target.Footprint.Addresses = addrs("10.1.0.2")
 	items, err := target.reserved()
-	if err != nil || len(items) != 1 {
-		t.Errorf("found %v, %v", items, err)
-	}
+	expect.That(t, err == nil && len(items) == 1, "found %v, %v", items, err)
 	target.How.Thorough = true
 	items, err = target.reserved()
-	if err == nil || strings.Count(err.Error(), "10.1.1.") != 250 || len(items) != 1 {
-		t.Errorf("thorough: found %v, %v", items, err)
-	}
+	expect.That(t, err != nil && strings.Count(err.Error(), "10.1.1.") == 250 && len(items) == 1, "thorough: found %v, %v", items, err)
 }

@@ -105,9 +105,8 @@ func TestIs(t *testing.T) {
 		t.Error("the view is not known")
 	}
 	rec := abandonedRecord("c1")
-	if rec.Boot = ""; isAbandoned(hostns.View(), rec, "tester", "") {
-		t.Error("the boot is not known")
-	}
+	rec.Boot = ""
+	expect.That(t, !isAbandoned(hostns.View(), rec, "tester", ""), "the boot is not known")
 }
 
 // TestALookTendsAbandonedContainers among many records, and skips none.
@@ -127,9 +126,7 @@ func TestALookTendsAbandonedContainers(t *testing.T) {
 	f := newFake(t, store)
 	err := f.look(t, SearchOf(""))
 	slices.Sort(f.tended)
-	if err != nil || !slices.Equal(f.tended, want) {
-		t.Errorf("tended %q, want %q: %v", f.tended, want, err)
-	}
+	expect.That(t, err == nil && slices.Equal(f.tended, want), "tended %q, want %q: %v", f.tended, want, err)
 }
 
 // TestAStayingContainerIsReportedOnce for each generation of the record. A failure is
@@ -146,25 +143,19 @@ func TestAStayingContainerIsReportedOnce(t *testing.T) {
 	}
 	f.tend = func(string) (Step, error) { return Step{}, &NoEndError{"net", "nobody knows"} }
 	looks(3)
-	if n := strings.Count(f.log.String(), "stays as it is"); n != 1 || len(f.tended) != 1 {
-		t.Errorf("reported %d times, tended %d times:\n%s", n, len(f.tended), &f.log)
-	}
+	n := strings.Count(f.log.String(), "stays as it is")
+	expect.That(t, n == 1 && len(f.tended) == 1, "reported %d times, tended %d times:\n%s", n, len(f.tended), &f.log)
 	expect.NoError(t, store.Delete("c1"))
 	looks(1)
-	if len(s.reported) > 0 {
-		t.Errorf("reports are kept without a record: %v", s.reported)
-	}
+	expect.That(t, len(s.reported) == 0, "reports are kept without a record: %v", s.reported)
 	begin(t, store, rec)
 	f.tend = func(string) (Step, error) { return Step{}, errors.New("not now") }
 	looks(3)
-	if n := strings.Count(f.log.String(), "left for later"); n != 3 || len(f.tended) != 4 {
-		t.Errorf("reported %d times, tended %d times:\n%s", n, len(f.tended), &f.log)
-	}
+	n = strings.Count(f.log.String(), "left for later")
+	expect.That(t, n == 3 && len(f.tended) == 4, "reported %d times, tended %d times:\n%s", n, len(f.tended), &f.log)
 	f.tend = func(string) (Step, error) { panic("oops") }
 	looks(1)
-	if !strings.Contains(f.log.String(), "panic: oops") {
-		t.Errorf("no panic in the log:\n%s", &f.log)
-	}
+	expect.That(t, strings.Contains(f.log.String(), "panic: oops"), "no panic in the log:\n%s", &f.log)
 }
 
 // TestTheLastRequestDecides which configuration a look uses.
@@ -180,14 +171,8 @@ func TestTheLastRequestDecides(t *testing.T) {
 	done := make(chan struct{})
 	after.tend = func(string) (Step, error) { close(done); return Step{}, nil }
 	s.Request(after.Runtime, host, false)
-	select {
-	case <-done:
-	case <-time.After(10 * time.Second):
-		t.Fatal("nothing is tended")
-	}
-	if len(before.tended) > 0 {
-		t.Error("with the previous configuration")
-	}
+	expect.Await(t, "a container that is tended", done)
+	expect.That(t, len(before.tended) == 0, "with the previous configuration")
 }
 
 // idle reports whether a request would start a look at once.
@@ -227,18 +212,13 @@ func TestSearchesThatAreAlikeReadOnce(t *testing.T) {
 		searches = append(searches, s)
 	}
 	expect.Eventually(t, "the end of the looks", searches[0].idle)
-	if n := reads.Load(); n < records || n > 2*records {
-		t.Errorf("%d records were read %d times", records, n)
-	}
+	n := reads.Load()
+	expect.That(t, n >= records && n <= 2*records, "%d records were read %d times", records, n)
 	s := searches[0]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.asked != nil || s.runtime.Containers != nil {
-		t.Errorf("Runtimes are kept after the last look: %v, %v", s.asked, s.runtime)
-	}
-	if SearchOf(like+"\x00/elsewhere") == s || SearchOf("") == s {
-		t.Error("Searches that are not alike have one in common")
-	}
+	expect.That(t, s.asked == nil && s.runtime.Containers == nil, "Runtimes are kept after the last look: %v, %v", s.asked, s.runtime)
+	expect.That(t, SearchOf(like+"\x00/elsewhere") != s && SearchOf("") != s, "Searches that are not alike have one in common")
 }
 
 // TestWhoeverKeepsANamespaceLetsItGo: of two Runtimes that search together, one has the
@@ -260,9 +240,8 @@ func TestWhoeverKeepsANamespaceLetsItGo(t *testing.T) {
 	s.Request(keeper.Runtime, host, true)
 	s.Request(newer.Runtime, host, true)
 	expect.Eventually(t, "the end of the looks", s.idle)
-	if !slices.Equal(keeper.tended, []record.ID{"c1"}) || len(newer.tended) > 0 {
-		t.Errorf("the keeper tended %q, and the other %q", keeper.tended, newer.tended)
-	}
+	expect.That(t, slices.Equal(keeper.tended, []record.ID{"c1"}) && len(newer.tended) == 0,
+		"the keeper tended %q, and the other %q", keeper.tended, newer.tended)
 }
 
 // TestRequests: no look begins before the first Setup. Each request causes a look if none
@@ -300,9 +279,8 @@ func TestAStuckContainerHoldsUpNoLook(t *testing.T) {
 	s := SearchOf("")
 	ctx, cancel := context.WithTimeout(t.Context(), 10*stuckFor)
 	defer cancel()
-	if err := f.look(t, s); err != nil || ctx.Err() != nil {
-		t.Fatalf("the look waits: %v, %v", err, ctx.Err())
-	}
+	err := f.look(t, s)
+	expect.Must(t, err == nil && ctx.Err() == nil, "the look waits: %v, %v", err, ctx.Err())
 	expect.Same(t, "stuck", s.stuck.Load(), 1)
 	close(hangs)
 	expect.Eventually(t, "the end of what was stuck", func() bool { return s.stuck.Load() == 0 })

@@ -3,7 +3,6 @@ package leftovers
 import (
 	"encoding/json"
 	"net/netip"
-	"slices"
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
@@ -28,17 +27,13 @@ func TestHostPorts(t *testing.T) {
 		"recorded": json.RawMessage(recorded),
 		"decoded":  decoded,
 	} {
-		if got, err := hostPorts(mappings); err != nil || !slices.Equal(got, want) {
-			t.Errorf("%s: got %v, %v, want %v", name, got, err, want)
-		}
+		expect.Same(t, name, expect.Value(hostPorts(mappings))(t), want)
 	}
-	if got, err := hostPorts(nil); err != nil || len(got) > 0 {
-		t.Errorf("none: got %v, %v", got, err)
-	}
+	got, err := hostPorts(nil)
+	expect.That(t, err == nil && len(got) == 0, "none: got %v, %v", got, err)
 	for _, bad := range []any{"x", json.RawMessage(`[{"hostPort": 0}]`), json.RawMessage(`[{"hostPort": 1, "containerPort": 1, "hostIP": "x"}]`), func() {}} {
-		if got, err := hostPorts(bad); err == nil {
-			t.Errorf("%T is read as %v", bad, got)
-		}
+		got, err := hostPorts(bad)
+		expect.That(t, err != nil, "%T is read as %v", bad, got)
 	}
 }
 
@@ -63,17 +58,12 @@ func TestLostWith(t *testing.T) {
 		{"bridge", sibling, Wanted{Type: "ptp"}, true},
 		{"bridge", elsewhere, Wanted{Type: "bridge"}, false},
 	} {
-		if got := a.LostWith(tt.deleted)(tt.sibling, tt.wanted); got != tt.lost {
-			t.Errorf("DEL of %s, rules of %s on network %s: lost is %v", tt.deleted, tt.wanted.Type, tt.sibling.List.Name, got)
-		}
+		got := a.LostWith(tt.deleted)(tt.sibling, tt.wanted)
+		expect.That(t, got == tt.lost, "DEL of %s, rules of %s on network %s: lost is %v", tt.deleted, tt.wanted.Type, tt.sibling.List.Name, got)
 	}
-	if a.LostWith("firewall") != nil {
-		t.Error("a DEL of firewall deletes rules of siblings")
-	}
+	expect.That(t, a.LostWith("firewall") == nil, "a DEL of firewall deletes rules of siblings")
 	for _, kind := range []string{record.KindBuiltIn, record.KindRegistered} {
 		a.Ran[1].Kind = kind
-		if a.LostWith("portmap") != nil {
-			t.Errorf("a DEL of portmap, %s, deletes rules of siblings", kind)
-		}
+		expect.That(t, a.LostWith("portmap") == nil, "a DEL of portmap, %s, deletes rules of siblings", kind)
 	}
 }

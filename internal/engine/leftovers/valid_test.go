@@ -29,9 +29,7 @@ func TestValid(t *testing.T) {
 	} {
 		expect.Same(t, network, v.With(network, []types.GCAttachment{want[0], other, other}), want)
 	}
-	if v.Has(Key{ContainerID: "warm-1", Network: "a", IfName: "eth1"}) {
-		t.Error("an attachment that was removed is valid")
-	}
+	expect.That(t, !v.Has(Key{ContainerID: "warm-1", Network: "a", IfName: "eth1"}), "an attachment that was removed is valid")
 	for _, f := range []record.Found{{Err: record.ErrUnread, Record: whole.Record}, {Err: record.ErrBad, Record: &record.Record{}}} {
 		expect.Is(t, expect.Err(FindValid([]record.Found{f}, nil, nil)), f.Err)
 	}

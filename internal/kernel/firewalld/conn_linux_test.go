@@ -22,6 +22,7 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/firewalldtest"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/sandbox"
 )
 
 var address = netip.MustParseAddr("10.1.0.2")
@@ -79,26 +80,19 @@ func TestSourcesOfAZone(t *testing.T) {
 	v6 := netip.MustParseAddr("fd00::2")
 	for _, addr := range []netip.Addr{address, v6} {
 		for i, want := range []bool{true, false} {
-			if added, err := c.Add("trusted", addr); added != want || err != nil {
-				t.Errorf("Add %d of %v: %v, %v", i, addr, added, err)
-			}
+			added, err := c.Add("trusted", addr)
+			expect.That(t, added == want && err == nil, "Add %d of %v: %v, %v", i, addr, added, err)
 		}
-		if has, err := c.Has("trusted", addr); !has || err != nil {
-			t.Errorf("Has %v: %v, %v", addr, has, err)
-		}
-		if has, err := c.Has("internal", addr); has || err != nil {
-			t.Errorf("another zone has %v: %v, %v", addr, has, err)
-		}
+		has, err := c.Has("trusted", addr)
+		expect.That(t, has && err == nil, "Has %v: %v, %v", addr, has, err)
+		has, err = c.Has("internal", addr)
+		expect.That(t, !has && err == nil, "another zone has %v: %v, %v", addr, has, err)
 	}
 	expect.Same(t, "trusted", fmt.Sprint(s.Sources("trusted")), "[10.1.0.2/32 fd00::2/128]")
 	// In another zone it is another program's choice.
-	if err := c.Remove("internal", address); err != nil {
-		t.Errorf("Remove from another zone: %v", err)
-	}
+	expect.Succeeds(t, "Remove from another zone", c.Remove("internal", address))
 	for range 2 {
-		if err := c.Remove("trusted", v6); err != nil {
-			t.Errorf("Remove: %v", err)
-		}
+		expect.Succeeds(t, "Remove", c.Remove("trusted", v6))
 	}
 	expect.Same(t, "trusted", fmt.Sprint(s.Sources("trusted")), "[10.1.0.2/32]")
 }
@@ -118,13 +112,9 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{noZone, `firewalld: querySource of 10.1.0.2/32 in zone "pods": INVALID_ZONE: pods; there is no such zone: ` +
 			"make it (firewall-cmd --permanent --new-zone=pods, then --reload), or set firewalldZone to one that there is (firewall-cmd --get-zones)"},
 	} {
-		if tt.err == nil || tt.err.Error() != tt.want {
-			t.Errorf("got  %v\nwant %s", tt.err, tt.want)
-		}
+		expect.That(t, tt.err != nil && tt.err.Error() == tt.want, "got  %v\nwant %s", tt.err, tt.want)
 	}
-	if err := c.Remove("pods", address); err != nil {
-		t.Errorf("nothing is in a zone that there is not: %v", err)
-	}
+	expect.Succeeds(t, "nothing is in a zone that there is not", c.Remove("pods", address))
 }
 
 func TestRunning(t *testing.T) {
@@ -133,9 +123,7 @@ func TestRunning(t *testing.T) {
 	b := Open(s.Address)
 	want := func(when string, want bool) {
 		t.Helper()
-		if got, err := b.Running(t.Context(), ns); got != want || err != nil {
-			t.Errorf("%s: %v, %v", when, got, err)
-		}
+		expect.Same(t, when, expect.Value(b.Running(t.Context(), ns))(t), want)
 	}
 	want("a bus alone", false)
 	s.StartFirewalld()
@@ -144,9 +132,7 @@ func TestRunning(t *testing.T) {
 	want("firewalld has ended", false)
 	c := expect.Value(b.Dial(t.Context(), ns))(t)
 	expect.Is(t, expect.Err(c.Has("trusted", address)), ErrNotRunning)
-	if err := c.Remove("trusted", address); err != nil {
-		t.Errorf("Remove without a firewalld: %v", err)
-	}
+	expect.Succeeds(t, "Remove without a firewalld", c.Remove("trusted", address))
 	c.Close()
 	wantNothingOpen(t, s)
 	s.StopBus()
@@ -168,12 +154,10 @@ func TestWhereThereIsNoBus(t *testing.T) {
 		"a socket that nobody listens on": "unix:path=" + deaf, "no address": "somewhere", "abstract": "unix:abstract=none-of-it",
 		"below a file": "unix:path=" + filepath.Join(file, "bus"),
 	} {
-		if running, err := Open(addr).Running(t.Context(), nil); running || err != nil {
-			t.Errorf("%s: %v, %v", name, running, err)
-		}
-		if _, err := Open(addr).Dial(t.Context(), nil); !errors.Is(err, ErrNotRunning) {
-			t.Errorf("%s: %v", name, err)
-		}
+		running, err := Open(addr).Running(t.Context(), nil)
+		expect.That(t, !running && err == nil, "%s: %v, %v", name, running, err)
+		_, err = Open(addr).Dial(t.Context(), nil)
+		expect.That(t, errors.Is(err, ErrNotRunning), "%s: %v", name, err)
 	}
 }
 
@@ -205,12 +189,8 @@ func TestABusThatRefusesTheUser(t *testing.T) {
 			}
 		}()
 		running, err := Open("unix:path="+path).Running(t.Context(), nil)
-		if running || (err == nil) != tt.none {
-			t.Errorf("%s: %v, %v", name, running, err)
-		}
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
+		expect.That(t, !running && (err == nil) == tt.none, "%s: %v, %v", name, running, err)
+		expect.Succeeds(t, "Close", l.Close())
 		<-done
 	}
 }
@@ -230,12 +210,10 @@ func TestNobodyWaitsForABusThatHangs(t *testing.T) {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, enough)
 		defer cancel()
 		start := time.Now()
-		if err := call(ctx); !errors.Is(err, enough) {
-			t.Errorf("%s: %v", what, err)
-		}
-		if took := time.Since(start); took > 10*time.Second {
-			t.Errorf("%s took %v", what, took)
-		}
+		err := call(ctx)
+		expect.That(t, errors.Is(err, enough), "%s: %v", what, err)
+		took := time.Since(start)
+		expect.That(t, took <= 10*time.Second, "%s took %v", what, took)
 	}
 	thaw := s.FreezeBus()
 	for name, call := range calls {
@@ -243,9 +221,8 @@ func TestNobodyWaitsForABusThatHangs(t *testing.T) {
 	}
 	thaw()
 	thaw = s.FreezeFirewalld()
-	if running, err := b.Running(t.Context(), nil); !running || err != nil {
-		t.Errorf("the bus knows whether it runs: %v, %v", running, err)
-	}
+	running, err := b.Running(t.Context(), nil)
+	expect.That(t, running && err == nil, "the bus knows whether it runs: %v, %v", running, err)
 	ask("Has", func(ctx context.Context) error {
 		c, err := b.Dial(ctx, nil)
 		if err != nil {
@@ -256,9 +233,8 @@ func TestNobodyWaitsForABusThatHangs(t *testing.T) {
 		return err
 	})
 	thaw()
-	if has, err := c.Has("trusted", address); has || err != nil {
-		t.Errorf("afterwards: %v, %v", has, err)
-	}
+	has, err := c.Has("trusted", address)
+	expect.That(t, !has && err == nil, "afterwards: %v, %v", has, err)
 }
 
 // TestManyAtOnceAreNotTooManyForTheBus, which closes connections of a user with
@@ -276,9 +252,7 @@ func TestManyAtOnceAreNotTooManyForTheBus(t *testing.T) {
 	group.Wait()
 	close(errs)
 	for err := range errs {
-		if err != nil {
-			t.Error(err)
-		}
+		expect.That(t, err == nil, "%v", err)
 	}
 	expect.Same(t, "addresses left", len(s.Sources("trusted")), 0)
 	wantNothingOpen(t, s)
@@ -300,14 +274,12 @@ func (b *Bus) once(ctx context.Context, addr netip.Addr) error {
 // TestFewDescriptorsAreNoSignOfNoFirewalld.
 func TestFewDescriptorsAreNoSignOfNoFirewalld(t *testing.T) {
 	for _, number := range []unix.Errno{unix.EMFILE, unix.ENFILE, unix.EAGAIN, unix.ENOMEM} {
-		if err := absent(&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", number)}); errors.Is(err, ErrNotRunning) {
-			t.Errorf("%v is taken for no firewalld", number)
-		}
+		err := absent(&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", number)})
+		expect.That(t, !errors.Is(err, ErrNotRunning), "%v is taken for no firewalld", number)
 	}
 	for _, number := range []unix.Errno{unix.ENOENT, unix.ECONNREFUSED, unix.EACCES, unix.ENOTSOCK} {
-		if err := absent(&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", number)}); !errors.Is(err, ErrNotRunning) {
-			t.Errorf("%v is no sign of no firewalld", number)
-		}
+		err := absent(&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", number)})
+		expect.That(t, errors.Is(err, ErrNotRunning), "%v is no sign of no firewalld", number)
 	}
 }
 
@@ -329,11 +301,10 @@ func TestAnAbstractAddressIsTheNamespaces(t *testing.T) {
 		came <- err
 	}()
 	b := Open("unix:abstract=bus-of-a-test")
-	if running, err := b.Running(t.Context(), nil); running || err != nil {
-		t.Errorf("from another namespace: %v, %v", running, err)
-	}
+	running, err := b.Running(t.Context(), nil)
+	expect.That(t, !running && err == nil, "from another namespace: %v, %v", running, err)
 	expect.Fails(t, "the bus broke off, and that is no error", expect.Err(b.Running(t.Context(), ns)))
-	if err := errors.Join(<-came, l.Close()); err != nil {
-		t.Error(err)
-	}
+	expect.Succeeds(t, "Join", errors.Join(<-came, l.Close()))
 }
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }

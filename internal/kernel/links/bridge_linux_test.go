@@ -34,25 +34,18 @@ func TestVLANsAreRead(t *testing.T) {
 	p, err := read(vlanMessage(unix.AF_BRIDGE, 7, [][2]uint16{{vlanAccess, 7}, {nl.BRIDGE_VLAN_INFO_RANGE_BEGIN, 100}, {nl.BRIDGE_VLAN_INFO_RANGE_END, 199}, {nl.BRIDGE_VLAN_INFO_UNTAGGED, 300}}))
 	got := p.VLANs
 	want := VLANs{{7, 7, true}, {100, 199, false}, {300, 300, false}}
-	if err != nil || p.Interface != 7 || !reflect.DeepEqual(got, want) {
-		t.Errorf("%+v, %v", p, err)
-	}
+	expect.That(t, err == nil && p.Interface == 7 && reflect.DeepEqual(got, want), "%+v, %v", p, err)
 	for id, in := range map[uint16]bool{7: true, 99: false, 100: true, 150: true, 199: true, 200: false, 300: true} {
-		if v, ok := got.Find(id); ok != in || ok && v != (VLAN{id, id == 7}) {
-			t.Errorf("VLAN %d: %+v, %v", id, v, ok)
-		}
+		v, ok := got.Find(id)
+		expect.That(t, ok == in && (!ok || v == (VLAN{id, id == 7})), "VLAN %d: %+v, %v", id, v, ok)
 	}
-	if got.Access() != 7 || (VLANs{{1, 9, false}}).Access() != 0 {
-		t.Errorf("own VLAN %d", got.Access())
-	}
-	if other, err := read(vlanMessage(unix.AF_UNSPEC, 7, [][2]uint16{{vlanAccess, 7}})); other.VLANs != nil || err != nil {
-		t.Errorf("of another family: %v, %v", other, err)
-	}
+	expect.That(t, got.Access() == 7 && (VLANs{{1, 9, false}}).Access() == 0, "own VLAN %d", got.Access())
+	other, err := read(vlanMessage(unix.AF_UNSPEC, 7, [][2]uint16{{vlanAccess, 7}}))
+	expect.That(t, other.VLANs == nil && err == nil, "of another family: %v, %v", other, err)
 	whole := vlanMessage(unix.AF_BRIDGE, 7, [][2]uint16{{vlanAccess, 7}})
 	for _, b := range [][]byte{nil, whole[:unix.SizeofIfInfomsg-1], whole[:unix.SizeofIfInfomsg+5], whole[:len(whole)-3]} {
-		if _, err := read(b); !errors.Is(err, errTruncated) {
-			t.Errorf("%d bytes: %v", len(b), err)
-		}
+		_, err := read(b)
+		expect.That(t, errors.Is(err, errTruncated), "%d bytes: %v", len(b), err)
 	}
 }
 

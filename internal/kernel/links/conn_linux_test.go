@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"reflect"
 	"slices"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -34,9 +36,7 @@ func TestASocketIsBorrowedAgain(t *testing.T) {
 	var all Conns
 	first, fd := borrowed(t, &all, a)
 	second, fd2 := borrowed(t, &all, a)
-	if fd == fd2 {
-		t.Fatal("two have one socket")
-	}
+	expect.Must(t, fd != fd2, "two have one socket")
 	expect.NoError(t, first.Close())
 	expect.NoError(t, first.Close()) // returns it once
 	if _, got := borrowed(t, &all, b); got == fd {
@@ -45,9 +45,8 @@ func TestASocketIsBorrowedAgain(t *testing.T) {
 	again, got := borrowed(t, &all, a)
 	expect.Same(t, "the descriptor again", got, fd)
 	expect.Value(again.Link("lo"))(t)
-	if _, got := borrowed(t, &all, a); got == fd {
-		t.Error("a socket that was given back twice is used by two")
-	}
+	_, got = borrowed(t, &all, a)
+	expect.That(t, got != fd, "a socket that was given back twice is used by two")
 	expect.NoError(t, second.Close())
 	expect.NoError(t, again.Close())
 	expect.NoError(t, all.Close())
@@ -60,16 +59,10 @@ func TestCloseOfAllClosesEverySocket(t *testing.T) {
 	inUse, inUseFD := borrowed(t, &all, ns)
 	expect.NoError(t, idle.Close())
 	expect.NoError(t, all.Close())
-	if !closed(idleFD) || closed(inUseFD) {
-		t.Errorf("idle closed: %t, in use closed: %t; want true, false", closed(idleFD), closed(inUseFD))
-	}
-	if _, err := inUse.Link("lo"); err != nil {
-		t.Errorf("the one in use: %v", err)
-	}
+	expect.That(t, closed(idleFD) && !closed(inUseFD), "idle closed: %t, in use closed: %t; want true, false", closed(idleFD), closed(inUseFD))
+	expect.Succeeds(t, "the one in use", expect.Err(inUse.Link("lo")))
 	expect.NoError(t, inUse.Close())
-	if !closed(inUseFD) {
-		t.Error("the one that was in use stays open")
-	}
+	expect.That(t, closed(inUseFD), "the one that was in use stays open")
 	expect.NoError(t, all.Close())
 }
 
@@ -80,13 +73,10 @@ func TestASocketWithAnAnswerUnreadIsNotBorrowedAgain(t *testing.T) {
 	var all Conns
 	c, fd := borrowed(t, &all, ns)
 	c.buf = c.buf[:64] // too small for the first part of the answer
-	if err := c.execute(linkList(), nil); !errors.Is(err, errTruncated) {
-		t.Fatalf("got %v", err)
-	}
+	err := c.execute(linkList(), nil)
+	expect.Must(t, errors.Is(err, errTruncated), "got %v", err)
 	expect.NoError(t, c.Close())
-	if !c.broken || !closed(fd) {
-		t.Errorf("broken: %t, closed: %t; want both", c.broken, closed(fd))
-	}
+	expect.That(t, c.broken && closed(fd), "broken: %t, closed: %t; want both", c.broken, closed(fd))
 	expect.NoError(t, all.Close())
 }
 
@@ -102,19 +92,14 @@ func TestBorrowAtOnce(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				if _, err := c.Link("lo"); err != nil {
-					t.Error(err)
-				}
-				if err := c.Close(); err != nil {
-					t.Error(err)
-				}
+				expect.Succeeds(t, "Link", expect.Err(c.Link("lo")))
+				expect.Succeeds(t, "Close", c.Close())
 			}
 		})
 	}
 	users.Wait()
-	if n := len(all.idle[ns.ID()]); n < 1 || n > 8 {
-		t.Errorf("%d sockets for 8 users", n)
-	}
+	n := len(all.idle[ns.ID()])
+	expect.That(t, n >= 1 && n <= 8, "%d sockets for 8 users", n)
 	expect.NoError(t, all.Close())
 }
 
@@ -164,12 +149,10 @@ func TestAnInterruptedListIsRepeated(t *testing.T) {
 func TestAListThatIsAlwaysInterruptedIsTorn(t *testing.T) {
 	many := newMany(t)
 	attempts, found, err := many.count(t, mostLists)
-	if !errors.Is(err, ErrTorn) || attempts != mostLists || found < many.interfaces-1 {
-		t.Errorf("got %d interfaces in %d attempts, and %v", found, attempts, err)
-	}
-	if got := must[[]Link](t)(many.list.Links()); len(got) != many.interfaces {
-		t.Errorf("then got %d interfaces, want %d", len(got), many.interfaces)
-	}
+	expect.That(t, errors.Is(err, ErrTorn) && attempts == mostLists && found >= many.interfaces-1,
+		"got %d interfaces in %d attempts, and %v", found, attempts, err)
+	got := must[[]Link](t)(many.list.Links())
+	expect.That(t, len(got) == many.interfaces, "then got %d interfaces, want %d", len(got), many.interfaces)
 }
 
 // TestAnErrorEndsTheAttempts.
@@ -177,9 +160,7 @@ func TestAnErrorEndsTheAttempts(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
 	attempts := 0
 	err := c.list(linkList(), func() { attempts++ }, func(m message) { *m.bad = unix.EBADMSG })
-	if !errors.Is(err, unix.EBADMSG) || attempts != 1 {
-		t.Errorf("got %v after %d attempts", err, attempts)
-	}
+	expect.That(t, errors.Is(err, unix.EBADMSG) && attempts == 1, "got %v after %d attempts", err, attempts)
 }
 
 // TestAllAddressesAreThoseOfEach interface, though there are too many for one read.
@@ -208,17 +189,52 @@ func TestOtherNamesFindAnInterface(t *testing.T) {
 		str(unix.IFLA_ALT_IFNAME, "bridge"), str(unix.IFLA_ALT_IFNAME, "the-bridge-of-the-office")))
 	expect.NoError(t, c.execute(m, nil))
 	got := must[Link](t)(c.Link("bridge"))
-	if want := []string{"bridge", "the-bridge-of-the-office"}; got.Name != "br0" || !reflect.DeepEqual(got.Others, want) {
-		t.Errorf("got %q, also named %q, want br0, %q", got.Name, got.Others, want)
-	}
+	want := []string{"bridge", "the-bridge-of-the-office"}
+	expect.That(t, got.Name == "br0" && reflect.DeepEqual(got.Others, want), "got %q, also named %q, want br0, %q", got.Name, got.Others, want)
 }
 
 func TestMissingHasTheKernelsWords(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
 	for _, name := range []string{"", "none", "a-name-that-is-too-long"} {
 		_, err := c.Link(name)
-		if want := Missing(name); err == nil || err.Error() != want.Error() || !NotFound(want) {
-			t.Errorf("%q: got %v, want %v", name, err, want)
-		}
+		want := Missing(name)
+		expect.That(t, err != nil && err.Error() == want.Error() && NotFound(want), "%q: got %v, want %v", name, err, want)
 	}
+}
+
+// TestWhatIsCutOffIsLost: nothing is read behind the end, and the caller hears that
+// something is missing.
+func TestWhatIsCutOffIsLost(t *testing.T) {
+	ns := nettest.New(t)
+	for i, size := range []int{0, 8, unix.NLMSG_HDRLEN, 100, largest} {
+		s := expect.Value(Subscribe(ns, unix.NETLINK_ROUTE, 1, 0))(t)
+		s.buf = make([]byte, size)
+		nettest.AddBridge(t, ns, fmt.Sprint("br", i))
+		heard := false
+		lost := expect.Value(s.Next(t.Context(), func(Message) { heard = true }))(t)
+		whole := size == largest
+		expect.Same(t, fmt.Sprintf("lost, and heard, in %d bytes", size), []bool{lost, heard}, []bool{!whole, whole})
+		expect.NoError(t, s.Close())
+	}
+}
+
+// TestSubscribeRefused: a protocol that the kernel does not have is an error, and leaves no
+// socket.
+func TestSubscribeRefused(t *testing.T) {
+	ns := nettest.New(t)
+	before := sockets(t)
+	s, err := Subscribe(ns, 99, 1, 0)
+	expect.That(t, err != nil && s == nil, "opened a socket of an unknown protocol: %v", err)
+	expect.Same(t, "descriptors", sockets(t), before)
+}
+
+func TestClosedSocket(t *testing.T) {
+	s := expect.Value(Subscribe(nettest.New(t), unix.NETLINK_ROUTE, 1, 1<<20))(t)
+	expect.NoError(t, s.Close())
+	expect.Fails(t, "a closed socket hears", expect.Err(s.Next(t.Context(), func(Message) {})))
+}
+
+func sockets(t *testing.T) int {
+	t.Helper()
+	return len(expect.Value(os.ReadDir(fmt.Sprintf("/proc/%d/fd", os.Getpid())))(t))
 }

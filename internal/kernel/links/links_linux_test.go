@@ -94,21 +94,18 @@ func TestConnectToANameThatIsTaken(t *testing.T) {
 	h := mustDial(t, host)
 	must[Pair](t)(Veth{Name: "eth0"}.Create(h, container))
 	_, err := Veth{Name: "eth0"}.Create(h, container)
-	if want := `interface "eth0" exists in the container already: file exists`; err == nil || err.Error() != want || !errors.Is(err, unix.EEXIST) {
-		t.Errorf("got %v, want %s", err, want)
-	}
+	want := `interface "eth0" exists in the container already: file exists`
+	expect.That(t, err != nil && err.Error() == want && errors.Is(err, unix.EEXIST), "got %v, want %s", err, want)
 }
 
 func TestLinkThatIsNotThere(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
 	for _, name := range []string{"none", "a-name-that-is-too-long"} {
-		if _, err := c.Link(name); !NotFound(err) {
-			t.Errorf("%s: got %v", name, err)
-		}
+		_, err := c.Link(name)
+		expect.That(t, NotFound(err), "%s: got %v", name, err)
 	}
-	if _, err := c.LinkByIndex(99); !NotFound(err) {
-		t.Errorf("index 99: got %v", err)
-	}
+	_, err := c.LinkByIndex(99)
+	expect.That(t, NotFound(err), "index 99: got %v", err)
 	expect.NoError(t, c.Delete(99))
 }
 
@@ -130,9 +127,8 @@ func TestLinksAreAll(t *testing.T) {
 	for _, l := range got {
 		expect.Same(t, l.Name+" in the list", l, must[Link](t)(c.Link(l.Name)))
 		w := want[l.Name]
-		if l.Alias != w.Alias || l.MAC.String() != w.MAC.String() || l.MTU != w.MTU || l.QueueLength != w.QueueLength {
-			t.Errorf("got %+v, want %+v", l, w)
-		}
+		expect.That(t, l.Alias == w.Alias && l.MAC.String() == w.MAC.String() && l.MTU == w.MTU && l.QueueLength == w.QueueLength,
+			"got %+v, want %+v", l, w)
 	}
 }
 
@@ -167,9 +163,7 @@ func TestLinksAreListedAgain(t *testing.T) {
 	for range 20 {
 		got := must[[]Link](t)(c.Links())
 		for _, l := range stays {
-			if !slices.ContainsFunc(got, func(g Link) bool { return g.Index == l.Index }) {
-				t.Errorf("%s is missing", l.Name)
-			}
+			expect.That(t, slices.ContainsFunc(got, func(g Link) bool { return g.Index == l.Index }), "%s is missing", l.Name)
 		}
 	}
 	close(stop)
@@ -185,13 +179,10 @@ func TestKernelErrorHasTheKernelsWords(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
 	_, err := Bridge{Name: "br0", MTU: 70000}.Create(c)
 	want := `create bridge "br0": invalid argument (mtu greater than device maximum)`
-	if err == nil || err.Error() != want || !errors.Is(err, unix.EINVAL) {
-		t.Errorf("got %v, want %s", err, want)
-	}
+	expect.That(t, err != nil && err.Error() == want && errors.Is(err, unix.EINVAL), "got %v, want %s", err, want)
 	// The socket still works afterwards.
 	must[Link](t)(Bridge{Name: "br0"}.Create(c))
-	_, err = Bridge{Name: "br0"}.Create(c)
-	expect.Is(t, err, unix.EEXIST)
+	expect.Is(t, expect.Err(Bridge{Name: "br0"}.Create(c)), unix.EEXIST)
 }
 
 func TestAddressesAreUsableAtOnce(t *testing.T) {
@@ -207,17 +198,15 @@ func TestAddressesAreUsableAtOnce(t *testing.T) {
 		expect.Is(t, c.AddAddress(br.Index, a.Prefix, false), unix.EEXIST)
 	}
 	expect.Same(t, "addresses", must[[]Address](t)(c.Addresses(br.Index)), want)
-	if got := must[[]Address](t)(c.Addresses(br.Index + 1)); got != nil {
-		t.Errorf("the neighbour has %v", got)
-	}
+	got := must[[]Address](t)(c.Addresses(br.Index + 1))
+	expect.That(t, got == nil, "the neighbour has %v", got)
 	for range 2 {
 		for _, a := range want {
 			expect.NoError(t, c.DeleteAddress(br.Index, a.Prefix))
 		}
 	}
-	if got := must[[]Address](t)(c.Addresses(br.Index)); got != nil {
-		t.Errorf("left %v", got)
-	}
+	got = must[[]Address](t)(c.Addresses(br.Index))
+	expect.That(t, got == nil, "left %v", got)
 }
 
 func TestDetectLeavesAnAddressTentative(t *testing.T) {
@@ -285,13 +274,11 @@ func TestSysctls(t *testing.T) {
 	all[1].Optional = false
 	err := SetSysctls(c, ns, all...)
 	want := "in namespace " + ns.ID().String() + ": set sysctl net/ipv6/conf/none/accept_ra to 0: open /proc/sys/net/ipv6/conf/none/accept_ra: no such file or directory"
-	if err == nil || err.Error() != want {
-		t.Errorf("got %v, want %s", err, want)
-	}
+	expect.That(t, err != nil && err.Error() == want, "got %v, want %s", err, want)
 }
 
 func TestPrefix(t *testing.T) {
-	tests := map[string]struct {
+	for name, test := range map[string]struct {
 		in   net.IPNet
 		want string
 	}{
@@ -303,12 +290,10 @@ func TestPrefix(t *testing.T) {
 		"no address":         {net.IPNet{Mask: net.CIDRMask(24, 32)}, ""},
 		"a mask with a hole": {net.IPNet{IP: net.IP{10, 1, 0, 2}, Mask: net.IPMask{255, 0, 255, 0}}, ""},
 		"too short for IPv4": {net.IPNet{IP: net.ParseIP("10.1.0.2"), Mask: net.CIDRMask(64, 128)}, ""},
-	}
-	for name, test := range tests {
+	} {
 		got, err := Prefix(test.in)
-		if (err == nil) != (test.want != "") || err == nil && got.String() != test.want {
-			t.Errorf("%s: got %v, %v, want %q", name, got, err, test.want)
-		}
+		expect.That(t, (err == nil) == (test.want != "") && (err != nil || got.String() == test.want),
+			"%s: got %v, %v, want %q", name, got, err, test.want)
 	}
 }
 

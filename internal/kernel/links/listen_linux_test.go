@@ -23,9 +23,7 @@ func TestWatchHearsOfChanges(t *testing.T) {
 	wait := func(what string) { // each has a time of its own: the many addresses below may take long
 		ctx, cancel := context.WithTimeout(t.Context(), expect.Patience)
 		defer cancel()
-		if err := w.Wait(ctx); err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
+		expect.Succeeds(t, what, w.Wait(ctx))
 	}
 	for what, change := range map[string]func() error{
 		"an address": func() error { return c.AddAddress(br.Index, netip.MustParsePrefix("fd00::1/64"), false) },
@@ -57,8 +55,7 @@ func TestWatchEndsWithTheContext(t *testing.T) {
 	}
 	<-done
 	// It does not end the next one.
-	c := mustDial(t, ns)
-	must[Link](t)(Bridge{Name: "br0"}.Create(c))
+	must[Link](t)(Bridge{Name: "br0"}.Create(mustDial(t, ns)))
 	expect.NoError(t, w.Wait(t.Context()))
 }
 
@@ -80,9 +77,7 @@ func TestLinkLocal(t *testing.T) {
 		t.Errorf("got %s and then %s", first, again)
 	}
 	have := must[[]Address](t)(c.Addresses(br.Index))
-	if len(have) != 1 || have[0].Prefix != first || have[0].Tentative {
-		t.Errorf("got %v, want %s", have, first)
-	}
+	expect.That(t, len(have) == 1 && have[0].Prefix == first && !have[0].Tentative, "got %v, want %s", have, first)
 	expect.Same(t, "the link-local address", linkLocal([6]byte{2, 0x42, 0xac, 0x11, 0, 2}).String(), "fe80::42:acff:fe11:2/64")
 	expect.NoError(t, WriteSysctls(ns, Sysctl{Path: "net/ipv6/conf/default/disable_ipv6", Value: "1"}))
 	for name, b := range map[string]Bridge{"disabled": {Name: "br1"}, "small": {Name: "br2", MTU: 1279}} {
@@ -106,8 +101,7 @@ func TestHasUplink(t *testing.T) {
 		must[Pair](t)(Veth{Name: name, Master: br.Index}.Create(c, container))
 	}
 	want(false, "containers")
-	other := must[Link](t)(Bridge{Name: "br1"}.Create(c))
-	addTunnel(t, ns, "up1", other.Index)
+	addTunnel(t, ns, "up1", must[Link](t)(Bridge{Name: "br1"}.Create(c)).Index)
 	want(false, "another bridge's")
 	addTunnel(t, ns, "up0", br.Index)
 	want(true, "a tunnel")

@@ -54,13 +54,9 @@ func (w *watched) heard() (lost bool) {
 	for w.ports[mark.Index].Index == 0 {
 		gone, more, err := w.Next(ctx)
 		lost, added = lost || gone, added || more
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		expect.NoError(w.t, err)
 	}
-	if !added && !lost {
-		w.t.Errorf("%s is not reported", mark.Name)
-	}
+	expect.That(w.t, added || lost, "%s is not reported", mark.Name)
 	return lost
 }
 
@@ -164,9 +160,7 @@ func TestLostVLANs(t *testing.T) {
 				lost  bool
 			}{{tt.before, false}, {tt.now, tt.lost}, {tt.now, false}, {tt.before, hasLostVLAN(vlansOf(t, tt.now), vlansOf(t, tt.before), 1)}} {
 				lost, added, err := w.take(Message{Header: syscall.NlMsghdr{Type: typ}, Data: vlanMessage(unix.AF_BRIDGE, index, step.vlans)})
-				if err != nil || added || lost != step.lost {
-					t.Errorf("%s, type %d: lost %v, added %v, %v", what, typ, lost, added, err)
-				}
+				expect.That(t, err == nil && !added && lost == step.lost, "%s, type %d: lost %v, added %v, %v", what, typ, lost, added, err)
 			}
 		}
 	}
@@ -174,9 +168,7 @@ func TestLostVLANs(t *testing.T) {
 	w := &Losses{ports: map[int]port{index: {Link: Link{Index: index}, vlans: VLANs{{5, 5, false}}}}}
 	for _, family := range []uint8{unix.AF_BRIDGE, unix.AF_INET6} {
 		lost, added, err := w.take(Message{Header: syscall.NlMsghdr{Type: unix.RTM_NEWLINK}, Data: vlanMessage(family, index, nil)})
-		if lost || added || err != nil {
-			t.Errorf("no port, family %d: lost %v, added %v, %v", family, lost, added, err)
-		}
+		expect.That(t, !lost && !added && err == nil, "no port, family %d: lost %v, added %v, %v", family, lost, added, err)
 	}
 }
 
@@ -199,15 +191,12 @@ func TestLossesThatAreTruncated(t *testing.T) {
 		{Header: syscall.NlMsghdr{Type: unix.RTM_DELTFILTER}, Data: filter[:nl.SizeofTcMsg+5]},
 	} {
 		w := &Losses{ports: map[int]port{7: {Link: Link{Index: 7, Port: Port{Master: 3}}}}}
-		if _, _, err := w.take(m); !errors.Is(err, errTruncated) {
-			t.Errorf("type %d, %d bytes: %v", m.Header.Type, len(m.Data), err)
-		}
+		_, _, err := w.take(m)
+		expect.That(t, errors.Is(err, errTruncated), "type %d, %d bytes: %v", m.Header.Type, len(m.Data), err)
 	}
 	w := &Losses{}
 	lost, _, err := w.take(Message{Header: syscall.NlMsghdr{Type: unix.RTM_DELTFILTER}, Data: filter})
-	if !lost || err != nil {
-		t.Errorf("a filter: lost %v, %v", lost, err)
-	}
+	expect.That(t, lost && err == nil, "a filter: lost %v, %v", lost, err)
 }
 
 // TestLossesThatWereNotAnnounced: more announcements than the buffer holds count as a loss,
@@ -223,14 +212,11 @@ func TestLossesThatWereNotAnnounced(t *testing.T) {
 		}
 		nettest.Shell(t, w.ns, "ip link add veth0 type veth peer name veth1; ip link set veth0 up")
 		lost, _, err := w.Next(t.Context())
-		if err != nil || lost != (buffer == 1) {
-			t.Errorf("a buffer of %d: lost %v, %v", buffer, lost, err)
-		}
+		expect.That(t, err == nil && lost == (buffer == 1), "a buffer of %d: lost %v, %v", buffer, lost, err)
 		if !lost {
 			expect.Same(t, "the rest: lost", w.heard(), false)
 		}
-		veth := must[Link](t)(w.c.Link("veth0"))
-		expect.Same(t, "the last interface", w.ports[veth.Index].Name, "veth0")
+		expect.Same(t, "the last interface", w.ports[must[Link](t)(w.c.Link("veth0")).Index].Name, "veth0")
 		expect.Same(t, "the last interface is set down", w.hears("ip link set veth0 down"), true)
 	}
 }

@@ -193,18 +193,14 @@ func TestSetNeighbour(t *testing.T) {
 		expect.NoError(t, SetNeighbour(s.listener, s.index, announced, s.link.MAC))
 		return s.known(t)
 	}
-	if got := set(); got.MAC != nil || got.Wrong(s.link.MAC) {
-		t.Errorf("nothing was known, and %+v is now", got)
-	}
+	got := set()
+	expect.That(t, got.MAC == nil && !got.Wrong(s.link.MAC), "nothing was known, and %+v is now", got)
 	s.mistaken(t, unix.NUD_REACHABLE)
-	if !s.known(t).Wrong(s.link.MAC) {
-		t.Fatal("the listener is not mistaken")
-	}
-	if got := set(); got.Wrong(s.link.MAC) || got.MAC.String() != s.link.MAC.String() {
-		t.Errorf("got %v, want %v", got.MAC, s.link.MAC)
-	}
+	expect.Must(t, s.known(t).Wrong(s.link.MAC), "the listener is not mistaken")
+	got = set()
+	expect.That(t, !got.Wrong(s.link.MAC) && got.MAC.String() == s.link.MAC.String(), "got %v, want %v", got.MAC, s.link.MAC)
 	s.mistaken(t, unix.NUD_PERMANENT)
-	if got := s.known(t); got.MAC.String() != another.String() || got.Wrong(s.link.MAC) {
-		t.Errorf("an administrator's entry: %+v, wrong: %t", got, got.Wrong(s.link.MAC))
-	}
+	got = s.known(t)
+	expect.That(t, got.MAC.String() == another.String() && !got.Wrong(s.link.MAC),
+		"an administrator's entry: %+v, wrong: %t", got, got.Wrong(s.link.MAC))
 }

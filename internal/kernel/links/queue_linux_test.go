@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net"
 	"os"
-	"reflect"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -21,10 +20,8 @@ func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
 
 // Flows of neither a port nor an address would be all of the host's.
 func TestForgetRefusesAllFlows(t *testing.T) {
-	ns := nettest.New(t)
-	if n, err := Forget(ns, false, Flows{Port: 53}, Flows{}); err == nil {
-		t.Errorf("forgot %d flows of any port and address", n)
-	}
+	n, err := Forget(nettest.New(t), false, Flows{Port: 53}, Flows{})
+	expect.That(t, err != nil, "forgot %d flows of any port and address", n)
 }
 
 // TestUntranslatedFlows: a flow that a rule has sent to a container stays, while one to
@@ -50,9 +47,7 @@ func shaped(t *testing.T) (c *Conn, h *netlink.Handle, host, ifb Link) {
 	c = mustDial(t, ns)
 	pair := expect.Value(Veth{Name: "eth0"}.Create(c, container))(t)
 	ifb = expect.Value(Ifb{Name: "ifb0", MTU: 1400, MAC: []byte{2, 0, 0, 0, 0, 9}}.Create(c))(t)
-	if ifb.MAC.String() != "02:00:00:00:00:09" || ifb.MTU != 1400 || !ifb.Up() {
-		t.Errorf("got the ifb %+v", ifb)
-	}
+	expect.That(t, ifb.MAC.String() == "02:00:00:00:00:09" && ifb.MTU == 1400 && ifb.Up(), "got the ifb %+v", ifb)
 	h = expect.Value(netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE))(t)
 	t.Cleanup(h.Close)
 	host = pair.Host
@@ -86,10 +81,7 @@ func TestQueues(t *testing.T) {
 	}
 	compare := func(when string) {
 		t.Helper()
-		got, err := c.Queues(host.Index)
-		if err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("%s: got %+v, %v, want %+v", when, got, err, want)
-		}
+		expect.Same(t, when, expect.Value(c.Queues(host.Index))(t), want)
 	}
 	compare("as it was made")
 
@@ -98,12 +90,9 @@ func TestQueues(t *testing.T) {
 	compare("without the ifb")
 
 	q, err := c.Queues(1) // lo, which is down
-	if err != nil || q.Root.Handle != 0 || q.Ingress.Kind != "" || q.Redirects != nil {
-		t.Errorf("lo: got %+v, %v", q, err)
-	}
-	if _, err := c.Queues(9999); !NotFound(err) {
-		t.Errorf("no interface: got %v", err)
-	}
+	expect.That(t, err == nil && q.Root.Handle == 0 && q.Ingress.Kind == "" && q.Redirects == nil, "lo: got %+v, %v", q, err)
+	_, err = c.Queues(9999)
+	expect.That(t, NotFound(err), "no interface: got %v", err)
 	expect.NoError(t, h.QdiscDel(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: host.Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}))
 	want.Ingress, want.Redirects = Queue{}, nil
 	compare("without the ingress queue")
@@ -113,12 +102,10 @@ func TestQueuesThatAreTruncated(t *testing.T) {
 	var q Queue
 	for _, body := range [][]byte{nil, make([]byte, nl.SizeofTcMsg-1), append(make([]byte, nl.SizeofTcMsg), 9, 0, 1, 0)} {
 		m := parse(unix.RTM_NEWQDISC, body)
-		if q.parse(m, 0); !errors.Is(*m.bad, errTruncated) {
-			t.Errorf("queue of %d bytes: got %v", len(body), *m.bad)
-		}
+		q.parse(m, 0)
+		expect.That(t, errors.Is(*m.bad, errTruncated), "queue of %d bytes: got %v", len(body), *m.bad)
 		m = parse(unix.RTM_NEWTFILTER, body)
-		if parseRedirect(m); !errors.Is(*m.bad, errTruncated) {
-			t.Errorf("filter of %d bytes: got %v", len(body), *m.bad)
-		}
+		parseRedirect(m)
+		expect.That(t, errors.Is(*m.bad, errTruncated), "filter of %d bytes: got %v", len(body), *m.bad)
 	}
 }

@@ -22,9 +22,8 @@ func TestAPortHasItsMode(t *testing.T) {
 			name := fmt.Sprintf("eth%d-%d", i, mtu)
 			pair := must[Pair](t)(Veth{Name: name, MTU: mtu, Master: br.Index, Mode: mode}.Create(h, container))
 			port := must[Link](t)(h.LinkByIndex(pair.Host.Index))
-			if port.Port.Master != br.Index || port.Port.PortMode != mode || port.Flags&unix.IFF_UP == 0 {
-				t.Errorf("%s: got %+v, flags %#x, want %+v, up", name, port.Port, port.Flags, mode)
-			}
+			expect.That(t, port.Port.Master == br.Index && port.Port.PortMode == mode && port.Flags&unix.IFF_UP != 0,
+				"%s: got %+v, flags %#x, want %+v, up", name, port.Port, port.Flags, mode)
 		}
 	}
 }
@@ -35,9 +34,8 @@ func TestAPortNeedsABridge(t *testing.T) {
 	h, c := mustDial(t, host), mustDial(t, container)
 	pair := must[Pair](t)(Veth{Name: "eth0"}.Create(h, container))
 	expect.Says(t, "a port", setPortUp(h, pair.Host.Index, PortMode{Hairpin: true}), "set a bridge port up")
-	if _, err := c.Link("eth0"); !NotFound(err) {
-		t.Errorf("the pair: %v", err)
-	}
+	_, err := c.Link("eth0")
+	expect.That(t, NotFound(err), "the pair: %v", err)
 }
 
 // TestMacvlanOnKernelsThatLookAtTheHost makes one with a random name, and then
@@ -49,16 +47,13 @@ func TestMacvlanOnKernelsThatLookAtTheHost(t *testing.T) {
 	v := Macvlan{Name: "net1", Parent: pair.Host.Index, Mode: 4, MTU: 1400}
 	expect.NoError(t, v.createAndRename(outside, container))
 	got, err := inside.Link("net1")
-	if err != nil || got.Kind != "macvlan" || got.Peer.Index != pair.Host.Index || got.MTU != 1400 {
-		t.Errorf("got %+v, %v", got, err)
-	}
+	expect.That(t, err == nil && got.Kind == "macvlan" && got.Peer.Index == pair.Host.Index && got.MTU == 1400, "got %+v, %v", got, err)
 	// A name that is taken after all leaves nothing under the random one.
 	before := got.Index
 	expect.Is(t, v.createAndRename(outside, container), unix.EEXIST)
 	for index := before + 1; index < before+4; index++ {
-		if l, err := inside.LinkByIndex(index); err == nil {
-			t.Errorf("left %+v", l)
-		}
+		l, err := inside.LinkByIndex(index)
+		expect.That(t, err != nil, "left %+v", l)
 	}
 	expect.Is(t, v.Create(outside, container), unix.EEXIST)
 }
@@ -75,17 +70,14 @@ func TestDuty_R4_NoInterfaceIsMadeUnderANumberedName(t *testing.T) {
 		"macvlan": func() error { return Macvlan{Name: "eth%d", Parent: br.Index}.Create(h, container) },
 		"move":    func() error { return h.Move(br.Index, container, Move{Name: "eth%d"}) },
 	} {
-		if err := try(); !errors.Is(err, unix.EINVAL) {
-			t.Errorf("%s: got %v, want EINVAL", name, err)
-		}
+		err := try()
+		expect.That(t, errors.Is(err, unix.EINVAL), "%s: got %v, want EINVAL", name, err)
 	}
 	for _, name := range []string{"br1", "eth0"} {
-		if _, err := h.Link(name); !NotFound(err) {
-			t.Errorf("%s on the host: %v", name, err)
-		}
-		if _, err := mustDial(t, container).Link(name); !NotFound(err) {
-			t.Errorf("%s in the container: %v", name, err)
-		}
+		_, err := h.Link(name)
+		expect.That(t, NotFound(err), "%s on the host: %v", name, err)
+		_, err = mustDial(t, container).Link(name)
+		expect.That(t, NotFound(err), "%s in the container: %v", name, err)
 	}
 }
 
@@ -99,8 +91,7 @@ func TestABridgeIsFull(t *testing.T) {
 	}
 	before := len(must[[]Link](t)(h.Links()))
 	_, err := Veth{Name: "more", Master: br.Index}.Create(h, container)
-	if !errors.Is(err, unix.EXFULL) || !strings.Contains(err.Error(), "bridge has 1023 interfaces, and the kernel takes no more") {
-		t.Errorf("got %v", err)
-	}
+	expect.That(t, errors.Is(err, unix.EXFULL) && strings.Contains(err.Error(), "bridge has 1023 interfaces, and the kernel takes no more"),
+		"got %v", err)
 	expect.Same(t, "interfaces afterwards", len(must[[]Link](t)(h.Links())), before)
 }

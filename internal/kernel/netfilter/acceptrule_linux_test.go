@@ -54,9 +54,8 @@ func TestMessagesMakeTheRulesOfIPTables(t *testing.T) {
 				if subnet.Addr().Is6() {
 					family = "ip6tables"
 				}
-				if out, err := exec.Command(family, append([]string{verb, chainForward}, r.words()...)...).CombinedOutput(); err != nil {
-					t.Errorf("%s %s %v: %v: %s", family, verb, r, err, out)
-				}
+				out, err := exec.Command(family, append([]string{verb, chainForward}, r.words()...)...).CombinedOutput()
+				expect.That(t, err == nil, "%s %s %v: %v: %s", family, verb, r, err, out)
 			}
 		}
 	}

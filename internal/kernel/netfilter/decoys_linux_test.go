@@ -3,6 +3,8 @@ package netfilter
 import (
 	"os/exec"
 	"strings"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // decoysIPTables are rules of Docker, of firewalld and of an administrator for
@@ -100,7 +102,6 @@ func (h *host) feed(text, program string, args ...string) {
 	h.t.Helper()
 	cmd := exec.Command(program, args...)
 	cmd.Stdin = strings.NewReader(text)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		h.t.Fatalf("%s: %v: %s\n%s", program, err, out, text)
-	}
+	out, err := cmd.CombinedOutput()
+	expect.Must(h.t, err == nil, "%s: %v: %s\n%s", program, err, out, text)
 }

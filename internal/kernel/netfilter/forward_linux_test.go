@@ -109,9 +109,8 @@ func TestTheLastOfANetworkTakesItsRulesAlong(t *testing.T) {
 		h.wantFilters(with)
 		expect.NoError(t, h.fw.Check(t.Context(), forwarded()))
 		plan := expect.Value(Find(t.Context(), h.fw, all.leaving("c2")))(t)
-		if got := strings.Count(plan.String(), "-D CNI-FORWARD "); got != 4 {
-			t.Errorf("the last one's plan has %d rules:\n%s", got, plan)
-		}
+		got := strings.Count(plan.String(), "-D CNI-FORWARD ")
+		expect.That(t, got == 4, "the last one's plan has %d rules:\n%s", got, plan)
 		expect.NoError(t, Leave(all.of("c2")))
 		last, asked := all.leaving("c2"), 0
 		last.InNetwork = func(subnet netip.Prefix) (bool, error) {
@@ -121,12 +120,9 @@ func TestTheLastOfANetworkTakesItsRulesAlong(t *testing.T) {
 		}
 		expect.NoError(t, h.fw.LeaveSubnets(t.Context(), last))
 		expect.Same(t, "questions about two subnets", asked, 2)
-		if left := h.filters().Without(audit.Shared); len(left) > 0 {
-			t.Errorf("left:\n%s", strings.Join(left, "\n"))
-		}
-		if missing := expect.Value(h.fw.Missing(t.Context(), forwarded().rules()...))(t); len(missing) == 0 {
-			t.Error("no rule is missing")
-		}
+		left := h.filters().Without(audit.Shared)
+		expect.That(t, len(left) == 0, "left:\n%s", strings.Join(left, "\n"))
+		expect.That(t, len(expect.Value(h.fw.Missing(t.Context(), forwarded().rules()...))(t)) != 0, "no rule is missing")
 		expect.NoError(t, all.leave(t.Context(), h.fw, "c2")) // once more
 	})
 }
@@ -165,9 +161,8 @@ func TestComingAndGoingAtOnce(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if left := h.filters().Without(audit.Shared); len(left) > 0 {
-			t.Errorf("left:\n%s", strings.Join(left, "\n"))
-		}
+		left := h.filters().Without(audit.Shared)
+		expect.That(t, len(left) == 0, "left:\n%s", strings.Join(left, "\n"))
 	})
 }
 
@@ -203,9 +198,8 @@ func TestProcessesMakeTheRulesOnce(t *testing.T) {
 		}
 		expect.NoError(t, h.fw.Check(t.Context(), forwarded()))
 		lines := h.filters()
-		if once := slices.Compact(slices.Clone(lines)); len(once) != len(lines) {
-			t.Errorf("something is there twice:\n%s", strings.Join(lines, "\n"))
-		}
+		once := slices.Compact(slices.Clone(lines))
+		expect.That(t, len(once) == len(lines), "something is there twice:\n%s", strings.Join(lines, "\n"))
 	})
 }
 
@@ -226,7 +220,6 @@ func TestUnreadableRecordsAreAnError(t *testing.T) {
 	all := &records{}
 	fw := Open(h.ns, Options{Notes: all.of("c1"), Records: file + "/records"})
 	expect.Is(t, fw.Add(t.Context(), forwarded().rules()...), unix.ENOTDIR)
-	if _, err := Find(t.Context(), fw, Target{Owner: Owner{Network: "net", ContainerID: "c1", IfName: "eth0"}, Subnets: Subnets(forwarded().Forward[0].Addresses)}); !errors.Is(err, unix.ENOTDIR) {
-		t.Errorf("a search: %v", err)
-	}
+	_, err := Find(t.Context(), fw, Target{Owner: Owner{Network: "net", ContainerID: "c1", IfName: "eth0"}, Subnets: Subnets(forwarded().Forward[0].Addresses)})
+	expect.That(t, errors.Is(err, unix.ENOTDIR), "a search: %v", err)
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/embedcni/cni/internal/kernel/iptables"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -42,9 +43,7 @@ func newHost(t testing.TB, variant string) *host {
 	bin := filepath.Join(h.dir, "bin")
 	for _, family := range []string{"iptables", "ip6tables"} {
 		tool, err := iptables.LookPath(family + "-" + variant)
-		if err != nil {
-			t.Fatalf("these tests need both variants of iptables: %v", err)
-		}
+		expect.Must(t, err == nil, "these tests need both variants of iptables: %v", err)
 		expect.NoError(t, os.MkdirAll(bin, 0o755))
 		expect.NoError(t, os.Symlink(tool, filepath.Join(bin, family)))
 	}
@@ -70,9 +69,8 @@ func tools() []string {
 
 func (h *host) sh(script string) {
 	h.t.Helper()
-	if out, err := exec.Command("sh", "-ec", script).CombinedOutput(); err != nil {
-		h.t.Fatalf("%s\n%v: %s", script, err, out)
-	}
+	out, err := exec.Command("sh", "-ec", script).CombinedOutput()
+	expect.Must(h.t, err == nil, "%s\n%v: %s", script, err, out)
 }
 
 // network returns a list of plugins with its placeholders replaced.
@@ -165,12 +163,10 @@ func (h *host) filters() audit.Lines {
 func (h *host) sweep(target Target) Plan {
 	h.t.Helper()
 	plan := h.find(target)
-	if err := plan.Apply(h.t.Context()); err != nil {
-		h.t.Errorf("apply:\n%s\n%v", plan, err)
-	}
-	if again := h.find(target); !again.Empty() {
-		h.t.Errorf("after the sweep there is still:\n%s", again)
-	}
+	err := plan.Apply(h.t.Context())
+	expect.That(h.t, err == nil, "apply:\n%s\n%v", plan, err)
+	again := h.find(target)
+	expect.That(h.t, again.Empty(), "after the sweep there is still:\n%s", again)
 	expect.NoError(h.t, plan.Apply(h.t.Context()))
 	return plan
 }
@@ -194,4 +190,21 @@ func (fw *Firewalls) Check(ctx context.Context, r testRules) error {
 		err = all[0].Err
 	}
 	return err
+}
+
+func TestMain(m *testing.M) {
+	if os.Getenv(raceVariable) != "" {
+		os.Exit(m.Run()) // it was started inside
+	}
+	if os.Getenv(addVariable) != "" {
+		os.Exit(addInProcess())
+	}
+	if without := os.Getenv(withoutVariable); without != "" {
+		if err := withoutNFTables(without == "hidden"); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(refplugins.Main(m, sandbox.Shards(2)))
 }

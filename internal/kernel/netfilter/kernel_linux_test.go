@@ -54,22 +54,19 @@ func TestSweepSparesTheContainersOtherAttachments(t *testing.T) {
 				target.Siblings.Addresses = append(eth1.addr, net1.addr...)
 				h.sweep(target)
 				left := h.filters()
-				if lost := minus(siblings, left); len(lost) > 0 {
-					t.Errorf("lost:\n%s", strings.Join(lost, "\n"))
-				}
+				lost := minus(siblings, left)
+				expect.That(t, len(lost) == 0, "lost:\n%s", strings.Join(lost, "\n"))
 				for _, a := range eth0.addr {
-					if lines := left.Without(func(l string) bool { return !mentions(l, a.String()) }); len(lines) > 0 {
-						t.Errorf("left of %v:\n%s", a, strings.Join(lines, "\n"))
-					}
+					lines := left.Without(func(l string) bool { return !mentions(l, a.String()) })
+					expect.That(t, len(lines) == 0, "left of %v:\n%s", a, strings.Join(lines, "\n"))
 				}
 				// Then the others: in the end only shared rules remain.
 				target = eth1.target()
 				target.Siblings.Addresses = net1.addr
 				h.sweep(target)
 				h.sweep(net1.target())
-				if left := h.filters().Without(audit.Shared); len(left) > 0 {
-					t.Errorf("left:\n%s", strings.Join(left, "\n"))
-				}
+				left = h.filters().Without(audit.Shared)
+				expect.That(t, len(left) == 0, "left:\n%s", strings.Join(left, "\n"))
 			})
 		}
 	}
@@ -103,13 +100,9 @@ func TestSweepSparesAddressesInUse(t *testing.T) {
 	plan := h.sweep(target)
 	gone := minus(want, h.filters())
 	for _, line := range gone {
-		if strings.Contains(line, "CNI-FORWARD") {
-			t.Errorf("gone, though the address is in use: %s", line)
-		}
+		expect.That(t, !strings.Contains(line, "CNI-FORWARD"), "gone, though the address is in use: %s", line)
 	}
-	if len(gone) < 8 || len(minus(lives, h.filters())) > 0 {
-		t.Errorf("gone:\n%s\nplan:\n%s", strings.Join(gone, "\n"), plan)
-	}
+	expect.That(t, len(gone) >= 8 && len(minus(lives, h.filters())) == 0, "gone:\n%s\nplan:\n%s", strings.Join(gone, "\n"), plan)
 }
 
 const twinIPAM = `{"type": "static", "addresses": [{"address": "10.1.0.2/24"}, {"address": "fd00:1::2/64"}]}`
@@ -117,7 +110,7 @@ const twinIPAM = `{"type": "static", "addresses": [{"address": "10.1.0.2/24"}, {
 // TestSweepFindsAnyName: names at the limits. With the longest the plugins fail
 // half way, because the comments do not fit.
 func TestSweepFindsAnyName(t *testing.T) {
-	tests := map[string]struct {
+	for name, tt := range map[string]struct {
 		network, id string
 		fails       bool
 	}{
@@ -125,8 +118,7 @@ func TestSweepFindsAnyName(t *testing.T) {
 		"dashes that could be options": {"n", "c--comment", false},
 		"long":                         {strings.Repeat("n", 60), strings.Repeat("c", 64), false},
 		"longest":                      {strings.Repeat("n", 200), strings.Repeat("c", 255), true},
-	}
-	for name, tt := range tests {
+	} {
 		for _, backend := range []string{"iptables", "nftables"} {
 			t.Run(name+" "+backend, func(t *testing.T) {
 				h := newHost(t, "nft")
@@ -138,18 +130,13 @@ func TestSweepFindsAnyName(t *testing.T) {
 				h.mustAdd(h.network("zero", "9", strings.ReplaceAll(common, "BACKEND", backend)), "zero", "eth0", fewMappings(1000))
 				before := h.filters()
 				a, err := h.add(list, tt.id, "eth0", fewMappings(2000))
-				if tt.fails != (err != nil) {
-					t.Fatalf("ADD: %v", err)
-				}
-				if len(minus(h.filters(), before)) == 0 {
-					t.Fatalf("ADD made nothing, %v", err)
-				}
+				expect.Must(t, tt.fails == (err != nil), "ADD: %v", err)
+				expect.Must(t, len(minus(h.filters(), before)) != 0, "ADD made nothing, %v", err)
 				target := a.target()
 				target.Addresses = addrs("10.1.0.2", "fd00:1::2") // a failed ADD does not report them
 				h.sweep(target)
-				if left := minus(h.filters(), before).Without(audit.Shared); len(left) > 0 {
-					t.Errorf("left:\n%s", strings.Join(left, "\n"))
-				}
+				left := minus(h.filters(), before).Without(audit.Shared)
+				expect.That(t, len(left) == 0, "left:\n%s", strings.Join(left, "\n"))
 			})
 		}
 	}
@@ -165,9 +152,8 @@ func TestSweepSparesAContainerWithTheSameChain(t *testing.T) {
 		var lives attachment
 		lines := h.made(func() { lives = h.mustAdd(h.network("podn", "2", plugins), "et1", "eth0", fewMappings(2000)) })
 		h.sweep(goes.target())
-		if lost := minus(lines, h.filters()); len(lost) > 0 {
-			t.Errorf("lost:\n%s", strings.Join(lost, "\n"))
-		}
+		lost := minus(lines, h.filters())
+		expect.That(t, len(lost) == 0, "lost:\n%s", strings.Join(lost, "\n"))
 		h.sweep(lives.target())
 	}
 }
@@ -179,9 +165,8 @@ func TestFindNothingAfterDEL(t *testing.T) {
 			h := newHost(t, s.variant)
 			a := h.mustAdd(h.network("podnet", "1", s.plugins), "c1", "eth0", fewMappings(1000))
 			expect.NoError(t, h.libcni().DelNetworkList(t.Context(), a.list, a.rt))
-			if plan := h.find(a.target()); !plan.Empty() {
-				t.Errorf("found:\n%s", plan)
-			}
+			plan := h.find(a.target())
+			expect.That(t, plan.Empty(), "found:\n%s", plan)
 		})
 	}
 }
@@ -189,20 +174,13 @@ func TestFindNothingAfterDEL(t *testing.T) {
 // TestFindMakesNoTables: a search changes nothing and makes no table, not even
 // an empty one.
 func TestFindMakesNoTables(t *testing.T) {
-	h := newHost(t, "nft")
-	target := c1()
-	if plan := h.find(target); !plan.Empty() {
-		t.Error(plan)
-	}
+	plan := newHost(t, "nft").find(c1())
+	expect.That(t, plan.Empty(), "%v", plan)
 	out, err := exec.Command("nft", "list", "ruleset").Output()
-	if err != nil || len(out) > 0 {
-		t.Errorf("%v, %s", err, out)
-	}
+	expect.That(t, err == nil && len(out) == 0, "%v, %s", err, out)
 	for _, file := range []string{"ip_tables_names", "ip6_tables_names"} {
 		names, err := os.ReadFile("/proc/thread-self/net/" + file)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) || len(names) > 0 {
-			t.Errorf("%s: %v, %s", file, err, names)
-		}
+		expect.That(t, (err == nil || errors.Is(err, fs.ErrNotExist)) && len(names) == 0, "%s: %v, %s", file, err, names)
 	}
 }
 
@@ -238,9 +216,8 @@ func TestApplyToAChangedKernel(t *testing.T) {
 	expect.Same(t, "errors after the first", strings.Count(err.Error(), "\n"), 1)
 	// A later addition belongs to the container too.
 	want := "iptables-nft -t nat -D POSTROUTING -j " + chains[0].Name + "\niptables-nft -t nat -X " + chains[0].Name + "\n"
-	if got := h.sweep(a.target()).String(); !strings.HasPrefix(got, want) || strings.Count(got, "\n") != 4 {
-		t.Errorf("got\n%s", got)
-	}
+	got := h.sweep(a.target()).String()
+	expect.That(t, strings.HasPrefix(got, want) && strings.Count(got, "\n") == 4, "got\n%s", got)
 }
 
 // TestApplyToATableMadeAgain: another rule with the same handle in the same
@@ -253,9 +230,8 @@ func TestApplyToATableMadeAgain(t *testing.T) {
 	rules("c1")
 	plan := h.find(c1())
 	rules("c2")
-	if err := plan.Apply(t.Context()); err != nil || plan.Empty() {
-		t.Errorf("%v, plan %s", err, plan)
-	}
+	err := plan.Apply(t.Context())
+	expect.That(t, err == nil && !plan.Empty(), "%v, plan %s", err, plan)
 	other := c1()
 	other.ContainerID = "c2"
 	expect.Same(t, "left", h.find(other).String(), strings.Replace(plan.String(), `"c1"`, `"c2"`, 1))
@@ -272,12 +248,10 @@ func TestApplyWaitsForTheLock(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	begin := time.Now()
-	if err := plan.Apply(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "iptables-legacy -t nat -X "+masqC1) {
-		t.Errorf("got %v", err)
-	}
-	if d := time.Since(begin); d > 5*time.Second {
-		t.Errorf("it took %v", d)
-	}
+	err := plan.Apply(ctx)
+	expect.That(t, errors.Is(err, context.DeadlineExceeded) && strings.Contains(err.Error(), "iptables-legacy -t nat -X "+masqC1), "got %v", err)
+	d := time.Since(begin)
+	expect.That(t, d <= 5*time.Second, "it took %v", d)
 	expect.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_UN))
 	expect.NoError(t, plan.Apply(t.Context()))
 }
@@ -289,12 +263,9 @@ func TestFindIsNotBlind(t *testing.T) {
 	h.sh("iptables-nft -t nat -N " + masqC1 + "; nft 'add chain ip nat x; add rule ip nat x ip saddr 10.1.0.2 fib daddr type local accept'; iptables-nft -N CNI-FORWARD; iptables-nft -A CNI-FORWARD -s 10.1.0.2 -j ACCEPT")
 	plan, err := Find(t.Context(), h.fw, c1())
 	t.Logf("plan:\n%s\nerror: %v", plan, err)
-	if err == nil && !strings.Contains(plan.String(), "-t nat -X "+masqC1) {
-		t.Error("neither the chain nor an error")
-	}
-	if want := "iptables-nft -t filter -D CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT\n"; !strings.HasPrefix(plan.String(), want) {
-		t.Errorf("the plan lacks the other table's part, %s", want)
-	}
+	expect.That(t, err != nil || strings.Contains(plan.String(), "-t nat -X "+masqC1), "neither the chain nor an error")
+	want := "iptables-nft -t filter -D CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT\n"
+	expect.That(t, strings.HasPrefix(plan.String(), want), "the plan lacks the other table's part, %s", want)
 	if err != nil && (!errors.Is(err, iptables.ErrHidden) || !strings.Contains(err.Error(), "iptables-nft: list the rules: table nat, chain "+masqC1)) {
 		t.Error(err)
 	}

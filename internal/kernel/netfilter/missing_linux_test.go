@@ -70,8 +70,7 @@ func (d *damaged) missing(what string) (all []Missing) {
 	snapshot := d.fw.Snapshot()
 	for _, r := range d.rules {
 		some := expect.Value(d.fw.Missing(d.t.Context(), r.rules()...))(d.t)
-		seen := expect.Value(snapshot.Missing(d.t.Context(), r.rules()...))(d.t)
-		wantSameMissing(d.t, what, seen, some)
+		wantSameMissing(d.t, what, expect.Value(snapshot.Missing(d.t.Context(), r.rules()...))(d.t), some)
 		all = append(all, some...)
 	}
 	return all
@@ -106,18 +105,15 @@ func (d *damaged) try(damage string, before audit.Lines, restore func([]Missing)
 		want = minus(before, lost)
 	}
 	all := d.missing(damage)
-	if len(all) == 0 {
-		d.t.Errorf("%s: nothing is missing", damage)
-	}
+	expect.That(d.t, len(all) != 0, "%s: nothing is missing", damage)
 	for _, m := range all {
 		if m.Found != "" || m.Err == nil || m.Object() == "" {
 			d.t.Errorf("%s: %s: found %q, %v", damage, m.Object(), m.Found, m.Err)
 		}
 	}
 	restore(all)
-	if left := d.missing(damage + ", restored"); len(left) > 0 {
-		d.t.Errorf("%s: still missing after it was restored:\n%s", damage, textOfMissing(left))
-	}
+	left := d.missing(damage + ", restored")
+	expect.That(d.t, len(left) == 0, "%s: still missing after it was restored:\n%s", damage, textOfMissing(left))
 	for _, r := range d.rules { // again, and whole
 		expect.NoError(d.t, d.fw.Restore(d.t.Context(), r.rules()...))
 	}
@@ -157,13 +153,10 @@ func TestEachDamageIsFoundAndRestored(t *testing.T) {
 	d := newDamaged(t)
 	d.reset()
 	before := d.lines()
-	if all := d.missing("undamaged"); len(all) > 0 {
-		t.Fatalf("undamaged:\n%s", textOfMissing(all))
-	}
+	all := d.missing("undamaged")
+	expect.Must(t, len(all) == 0, "undamaged:\n%s", textOfMissing(all))
 	scripts := d.ofNative()
-	if len(scripts) < 25 {
-		t.Errorf("only %q", scripts)
-	}
+	expect.That(t, len(scripts) >= 25, "only %q", scripts)
 	for i, damage := range scripts {
 		restore := d.each
 		if i%2 == 1 {
@@ -244,12 +237,9 @@ func TestRestoreLeavesRulesOfOthersInItsTable(t *testing.T) {
 				expect.NoError(t, d.fw.Restore(t.Context(), m.Rule))
 			}
 			all = expect.Value(d.fw.Missing(t.Context(), d.rules[0].rules()...))(t)
-			if len(all) > 0 {
-				t.Errorf("still missing: %s", textOfMissing(all))
-			}
-			if there := strings.Join(d.lines(), "\n"); strings.Count(there, "counter") != 1 {
-				t.Errorf("the other's rule is gone:\n%s", there)
-			}
+			expect.That(t, len(all) == 0, "still missing: %s", textOfMissing(all))
+			there := strings.Join(d.lines(), "\n")
+			expect.That(t, strings.Count(there, "counter") == 1, "the other's rule is gone:\n%s", there)
 		})
 	}
 }

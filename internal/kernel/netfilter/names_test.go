@@ -24,7 +24,5 @@ func TestNamesAreThoseOfThePlugins(t *testing.T) {
 		}
 		expect.Same(t, a.Network+" "+a.ID, got, a.Names)
 	}
-	if len(attachments) < 5 {
-		t.Errorf("only %d attachments compared", len(attachments))
-	}
+	expect.That(t, len(attachments) >= 5, "only %d attachments compared", len(attachments))
 }

@@ -84,9 +84,7 @@ func TestNativeTable(t *testing.T) {
 		`nft rule inet embedcni postrouting ct status dnat jump hairpin comment "hairpin"`,
 		`nft rule inet embedcni containers masquerade comment "masquerade"`,
 	} {
-		if !strings.Contains(shared+"\n", line+"\n") {
-			t.Errorf("the shared lines lack %s:\n%s", line, shared)
-		}
+		expect.That(t, strings.Contains(shared+"\n", line+"\n"), "the shared lines lack %s:\n%s", line, shared)
 	}
 	full := h.filters()
 	h.feed(h.dumpTables([]nft.Table{nativeTable()}), "nft", "-f", "-")
@@ -131,17 +129,13 @@ func TestNativeCheckFindsEachDamage(t *testing.T) {
 		damages = append(damages, fmt.Sprintf("delete rule inet embedcni %s handle %d", rule.Chain, rule.Handle))
 	}
 	damages = append(damages, "flush table inet embedcni", "delete table inet embedcni")
-	if len(damages) < 50 {
-		t.Errorf("only %q", damages)
-	}
+	expect.That(t, len(damages) >= 50, "only %q", damages)
 	for _, damage := range damages {
-		if err := h.fw.Check(t.Context(), r); err != nil {
-			t.Fatalf("undamaged: %v", err)
-		}
+		err := h.fw.Check(t.Context(), r)
+		expect.Must(t, err == nil, "undamaged: %v", err)
 		h.feed(damage+"\n", "nft", "-f", "-")
-		if err := h.fw.Check(t.Context(), r); err == nil || !strings.HasPrefix(err.Error(), "nftables: ") {
-			t.Errorf("%s: %v", damage, err)
-		}
+		err = h.fw.Check(t.Context(), r)
+		expect.That(t, err != nil && strings.HasPrefix(err.Error(), "nftables: "), "%s: %v", damage, err)
 		// Handles belong to this table, so missing parts are made in it.
 		h.mustRemove(r)
 		h.sh("nft delete element inet embedcni containers4 '{ 10.1.0.2 }' 2>/dev/null || true; nft delete table inet embedcni 2>/dev/null || true")
@@ -191,9 +185,7 @@ func TestNativeAddressGivenAgain(t *testing.T) {
 	h.mustRemove(old)
 	expect.NoError(t, h.fw.Check(t.Context(), young))
 	for _, line := range h.filters().Without(audit.Shared) {
-		if !strings.Contains(line, "id: young") {
-			t.Errorf("left: %s", line)
-		}
+		expect.That(t, strings.Contains(line, "id: young"), "left: %s", line)
 	}
 }
 
@@ -207,9 +199,7 @@ func TestNativePortTaken(t *testing.T) {
 	err := h.fw.Add(t.Context(), second.rules()...)
 	want := `the host port is taken: there is element inet embedcni hostips4 { udp . 127.0.0.1 . 8080 comment "` +
 		Owner{Network: "podnet", ContainerID: "first", IfName: "eth0"}.Comment() + `" : 10.1.0.2 . 53 }`
-	if !errors.Is(err, ErrHostPortTaken) || err.Error() != want {
-		t.Errorf("got %v, want %s", err, want)
-	}
+	expect.That(t, errors.Is(err, ErrHostPortTaken) && err.Error() == want, "got %v, want %s", err, want)
 	h.wantFilters(before)
 	expect.NoError(t, h.fw.Remove(t.Context(), second.rules()...))
 	h.wantFilters(before)
@@ -226,9 +216,8 @@ func TestNativePortTaken(t *testing.T) {
 // with other ports.
 func TestNativeOwnElementsAreReplaced(t *testing.T) {
 	h := newHost(t, "nft")
-	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
-	h.mustWrite(r)
-	r = wanted("c1", "10.1.0.9/24", "fd00:1::9/64", 8080)
+	h.mustWrite(wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+	r := wanted("c1", "10.1.0.9/24", "fd00:1::9/64", 8080)
 	h.mustWrite(r)
 	expect.NoError(t, h.fw.Check(t.Context(), r))
 }
@@ -251,9 +240,7 @@ func TestNativeRefusesUnsupportedRules(t *testing.T) {
 		r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
 		change(&r)
 		expect.Says(t, "ADD", h.fw.Add(t.Context(), r.rules()...), field)
-		if err := h.fw.Remove(t.Context(), r.rules()...); err != nil {
-			t.Errorf("%s: remove: %v", field, err)
-		}
+		expect.Succeeds(t, field+": remove", h.fw.Remove(t.Context(), r.rules()...))
 	}
 	h.wantFilters(before)
 }
@@ -264,16 +251,14 @@ func TestNativePrefixes(t *testing.T) {
 	for _, addrs := range [][2]string{{"10.1.0.2/32", "fd00:1::2/128"}, {"10.1.0.2/0", "fd00:1::2/0"}, {"::ffff:10.1.0.2/120", "fd00:1::2/1"}} {
 		r := wanted("c1", addrs[0], addrs[1], 8080)
 		h.mustWrite(r)
-		if err := h.fw.Check(t.Context(), r); err != nil {
-			t.Errorf("%q: %v", addrs, err)
-		}
+		err := h.fw.Check(t.Context(), r)
+		expect.That(t, err == nil, "%q: %v", addrs, err)
 		state := h.filters()
 		h.feed(h.dumpTables([]nft.Table{nativeTable()}), "nft", "-f", "-")
 		h.wantFilters(state)
 		h.mustRemove(r)
-		if left := h.filters().Without(audit.Shared); len(left) > 0 {
-			t.Errorf("%q: left %q", addrs, left)
-		}
+		left := h.filters().Without(audit.Shared)
+		expect.That(t, len(left) == 0, "%q: left %q", addrs, left)
 	}
 }
 
@@ -284,9 +269,7 @@ func TestNativeRefusalNamesTheElement(t *testing.T) {
 	h.sh("nft 'add table inet embedcni; add set inet embedcni containers4 { type ipv6_addr; }; add map inet embedcni hostports4 { type ipv6_addr : ipv6_addr; }'")
 	err := h.fw.Add(t.Context(), wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080).rules()...)
 	want := `nftables: element inet embedcni containers4 { 10.1.0.2 comment "` + nftC1 + `" }: invalid argument`
-	if !errors.Is(err, unix.EINVAL) || err.Error() != want {
-		t.Errorf("got %v, want %s", err, want)
-	}
+	expect.That(t, errors.Is(err, unix.EINVAL) && err.Error() == want, "got %v, want %s", err, want)
 }
 
 // TestNativeWithoutPrivilege: without the capability the error names it.
@@ -313,9 +296,8 @@ func TestNativeManyPorts(t *testing.T) {
 	h.mustWrite(r)
 	expect.NoError(t, h.fw.Check(t.Context(), r))
 	h.mustRemove(r)
-	if left := h.filters().Without(audit.Shared); len(left) > 0 {
-		t.Errorf("left %d lines", len(left))
-	}
+	left := h.filters().Without(audit.Shared)
+	expect.That(t, len(left) == 0, "left %d lines", len(left))
 }
 
 // TestNativeAddRepairs: somebody has emptied the chains, and the next
@@ -324,10 +306,62 @@ func TestNativeAddRepairs(t *testing.T) {
 	h := newHost(t, "nft")
 	h.mustWrite(wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
 	full := h.filters()
-	if out, err := exec.Command("nft", "flush", "table", "inet", "embedcni").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	out, err := exec.Command("nft", "flush", "table", "inet", "embedcni").CombinedOutput()
+	expect.Must(t, err == nil, "%v: %s", err, out)
 	// Any reason to look is one to repair.
 	h.mustWrite(wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
 	h.wantFilters(full)
+}
+
+// nativeTarget returns the runtime's description of the attachment of [wanted].
+func nativeTarget() Target {
+	t := Target{Owner: Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}, Addresses: addrs("10.1.0.2", "fd00:1::2")}
+	t.Ports = wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080).HostPorts[0].Ports
+	return t
+}
+
+// TestSweepOfNative: the dry run has a line for each element, and the sweep
+// removes exactly those, whether it finds them by key or by listing.
+func TestSweepOfNative(t *testing.T) {
+	for name, change := range map[string]func(*Target){
+		"known":             func(*Target) {},
+		"addresses unknown": func(t *Target) { t.Addresses, t.Ports = nil, nil },
+		"ports unknown":     func(t *Target) { t.Ports, t.Thorough = nil, true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t, "nft")
+			other := wanted("c2", "10.1.0.3/16", "fd00:1::3/64", 1000)
+			other.Forward = []testForward{{Owner: other.Masquerade[0].Owner, Ingress: "same-bridge", Bridge: "br2"}}
+			h.mustWrite(other)
+			before := h.filters()
+			h.mustWrite(wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+			target := nativeTarget()
+			change(&target)
+			got := h.sweep(target).String()
+			want := `nft delete element inet embedcni containers4 { 10.1.0.2 } # OWNER
+nft delete element inet embedcni containers6 { fd00:1::2 } # OWNER
+nft delete element inet embedcni hairpin4_24 { 10.1.0.2 . 10.1.0.0 } # OWNER
+nft delete element inet embedcni hairpin4_8 { 10.1.0.2 . 127.0.0.0 } # OWNER
+nft delete element inet embedcni hairpin6_64 { fd00:1::2 . fd00:1:: } # OWNER
+nft delete element inet embedcni hostips4 { udp . 127.0.0.1 . 8080 } # OWNER
+nft delete element inet embedcni hostips6 { sctp . fd00:99::1 . 8080 } # OWNER
+nft delete element inet embedcni hostports4 { tcp . 8080 } # OWNER
+nft delete element inet embedcni hostports6 { tcp . 8080 } # OWNER
+nft delete element inet embedcni hostports6 { udp . 8080 } # OWNER
+nft delete element inet embedcni subnets4_24 { 10.1.0.2 . 10.1.0.0 } # OWNER
+nft delete element inet embedcni subnets6_64 { fd00:1::2 . fd00:1:: } # OWNER
+`
+			want = strings.ReplaceAll(want, "OWNER", fmt.Sprintf("%q", nftC1))
+			expect.That(t, got == want, "got\n%s\nwant\n%s", got, want)
+			h.wantFiltersAndShared(before)
+		})
+	}
+}
+
+// wantFiltersAndShared is like wantFilters, but allows sets and their rules
+// that stay for the next container.
+func (h *host) wantFiltersAndShared(want audit.Lines) {
+	h.t.Helper()
+	left, gone := audit.Diff(want, h.filters())
+	expect.Unchanged(h.t, "left behind", audit.Lines(left).Without(audit.Shared), gone)
 }

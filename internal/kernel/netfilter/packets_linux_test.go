@@ -151,9 +151,7 @@ func (n *topology) settle() {
 			if got == p.want {
 				break
 			}
-			if time.Now().After(deadline) {
-				n.t.Fatalf("%s to %s: %q, %v", p.name, p.to, got, err)
-			}
+			expect.Must(n.t, !time.Now().After(deadline), "%s to %s: %q, %v", p.name, p.to, got, err)
 		}
 	}
 }
@@ -172,9 +170,8 @@ func (n *topology) expect(packets []packet) {
 	for _, p := range packets {
 		for _, network := range []string{"tcp", "udp"} {
 			got, err := n.ask(p.from, network, p.to, p.port)
-			if got != p.want || (err == nil) != (p.want != "") {
-				n.t.Errorf("%s, %s to %s port %d: seen as %q (%v), want %q", p.name, network, p.to, p.port, got, err, p.want)
-			}
+			expect.That(n.t, got == p.want && (err == nil) == (p.want != ""),
+				"%s, %s to %s port %d: seen as %q (%v), want %q", p.name, network, p.to, p.port, got, err, p.want)
 		}
 	}
 }

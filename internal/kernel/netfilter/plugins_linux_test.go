@@ -77,9 +77,8 @@ func TestSweepTakesExactlyTheContainers(t *testing.T) {
 			h.mustAdd(list, "c1x", "eth0", fewMappings(2000))
 			before := h.filters()
 			a := h.mustAdd(list, "c1", "eth0", mappings(3000))
-			if got := fmt.Sprint(a.addr); got != "[10.1.0.4 fd00:1::4]" {
-				t.Fatalf("the decoys are for other addresses than %s", got)
-			}
+			got := fmt.Sprint(a.addr)
+			expect.Must(t, got == "[10.1.0.4 fd00:1::4]", "the decoys are for other addresses than %s", got)
 			made, _ := audit.Diff(before, h.filters())
 			// Only now, because ADD deletes some of them, and ip6tables-legacy
 			// -C mistakes some for the rule in question.
@@ -87,13 +86,9 @@ func TestSweepTakesExactlyTheContainers(t *testing.T) {
 			with := h.filters()
 			plan := h.sweep(a.target())
 			gone, come := audit.Diff(h.filters(), with)
-			if !slices.Equal(gone, made) || len(come) > 0 {
-				t.Errorf("made:\n%s\ngone:\n%s\ncome:\n%s\nplan:\n%s",
-					strings.Join(made, "\n"), strings.Join(gone, "\n"), strings.Join(come, "\n"), plan)
-			}
-			if len(made) < 40 {
-				t.Errorf("ADD made only:\n%s", strings.Join(made, "\n"))
-			}
+			expect.That(t, slices.Equal(gone, made) && len(come) == 0, "made:\n%s\ngone:\n%s\ncome:\n%s\nplan:\n%s",
+				strings.Join(made, "\n"), strings.Join(gone, "\n"), strings.Join(come, "\n"), plan)
+			expect.That(t, len(made) >= 40, "ADD made only:\n%s", strings.Join(made, "\n"))
 		})
 	}
 }
@@ -143,18 +138,14 @@ func TestTheEffectOfThePluginsRules(t *testing.T) {
 			}
 			state := h.dump()
 			missing := func() string {
-				all := expect.Value(h.fw.Missing(t.Context(), r.rules()...))(t)
-				return textOfMissing(all)
+				return textOfMissing(expect.Value(h.fw.Missing(t.Context(), r.rules()...))(t))
 			}
-			if lost := missing(); lost != "" {
-				t.Fatalf("missing:\n%s", lost)
-			}
+			lost := missing()
+			expect.Must(t, lost == "", "missing:\n%s", lost)
 			for i := range h.deletions(a, r.HostPorts[0].SNAT) {
 				line := h.deletions(a, r.HostPorts[0].SNAT)[i] // handles are new each time
 				h.sh(line)
-				if missing() == "" {
-					t.Errorf("nothing is missing after %s", line)
-				}
+				expect.That(t, missing() != "", "nothing is missing after %s", line)
 				h.load(state)
 			}
 		})
@@ -176,9 +167,7 @@ func (h *host) deletions(a attachment, snat bool) (scripts []string) {
 	for _, tool := range tools() {
 		for _, table := range []string{"nat", "filter"} {
 			out, err := exec.Command(tool, "-t", table, "-S").Output()
-			if err != nil {
-				h.t.Fatalf("%s: %v", tool, err)
-			}
+			expect.Must(h.t, err == nil, "%s: %v", tool, err)
 			for _, line := range strings.Split(string(out), "\n") {
 				rule, ok := strings.CutPrefix(line, "-A ")
 				if strings.HasPrefix(tool, "ip6") && strings.Contains(line, "-p udp ") {
@@ -190,9 +179,7 @@ func (h *host) deletions(a attachment, snat bool) (scripts []string) {
 			}
 		}
 	}
-	if len(scripts) < 10 {
-		h.t.Errorf("only %q", scripts)
-	}
+	expect.That(h.t, len(scripts) >= 10, "only %q", scripts)
 	return scripts
 }
 

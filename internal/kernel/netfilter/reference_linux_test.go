@@ -1,7 +1,9 @@
 package netfilter
 
 import (
+	"context"
 	"errors"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -128,9 +130,8 @@ func run(t *testing.T, input, program string, args ...string) {
 	t.Helper()
 	cmd := exec.Command(program, args...)
 	cmd.Stdin, cmd.Env = strings.NewReader(input), append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%s %q: %v: %s\n%s", program, args, err, out, input)
-	}
+	out, err := cmd.CombinedOutput()
+	expect.Must(t, err == nil, "%s %q: %v: %s\n%s", program, args, err, out, input)
 }
 
 func TestFindInIPTables(t *testing.T) {
@@ -141,15 +142,13 @@ func TestFindInIPTables(t *testing.T) {
 			if tt.change != nil {
 				tt.change(&target)
 			}
-			tool := expect.Value(iptables.LookPath("iptables-nft-restore"))(t)
-			run(t, tt.rules, tool)
+			run(t, tt.rules, expect.Value(iptables.LookPath("iptables-nft-restore"))(t))
 			fw := Open(nil, Options{})
 			plan := expect.Value(Find(t.Context(), fw, target))(t)
 			expect.Same(t, "plan", plan.String(), strings.TrimPrefix(names().Replace(tt.want), "\n"))
 			expect.NoError(t, plan.Apply(t.Context()))
-			if again, err := Find(t.Context(), fw, target); err != nil || !again.Empty() {
-				t.Errorf("afterwards: %v\n%s", err, again)
-			}
+			again, err := Find(t.Context(), fw, target)
+			expect.That(t, err == nil && again.Empty(), "afterwards: %v\n%s", err, again)
 		})
 	}
 }
@@ -168,9 +167,8 @@ func TestFindWithoutTheTools(t *testing.T) {
 	sh := func(line string) { run(t, "", "sh", "-c", "PATH=$PATH:/usr/sbin:/sbin; "+line) }
 	for _, others := range []string{"", "iptables-legacy -t nat -N X", "iptables-nft -t nat -N X"} {
 		sh(others)
-		if found, err := look(); err != nil || found > 0 {
-			t.Errorf("after %q: %v, %v", others, found, err)
-		}
+		found, err := look()
+		expect.That(t, err == nil && found == 0, "after %q: %v, %v", others, found, err)
 	}
 	sh("iptables-nft -t nat -N " + masqC1)
 	sh("iptables-legacy -t nat -N " + masqC1)
@@ -179,4 +177,41 @@ func TestFindWithoutTheTools(t *testing.T) {
 	for _, want := range []string{"iptables-of-nowhere-nft: list the rules: ", "iptables-of-nowhere-legacy: list the rules: "} {
 		expect.Says(t, "refusal", err, want)
 	}
+}
+
+// The plugins' names for the target c1.
+const (
+	masqC1 = "CNI-1d96a4c7e0d1b705cc10f1f7"
+	nftC1  = "fa98a27bbcc17b2e-f4d01f2ef4b92245, net: podnet, if: eth0, id: c1"
+)
+
+func c1() Target {
+	return Target{Owner: Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}, Addresses: addrs("10.1.0.2", "fd00::2")}
+}
+
+func addrs(s ...string) []netip.Addr {
+	var list []netip.Addr
+	for _, a := range s {
+		list = append(list, netip.MustParseAddr(a))
+	}
+	return list
+}
+
+func TestFindRefusesAnIncompleteTarget(t *testing.T) {
+	for _, target := range []Target{
+		{}, {Owner: Owner{Network: "n", ContainerID: "c"}}, {Owner: Owner{Network: "n", IfName: "i"}}, {Owner: Owner{ContainerID: "c", IfName: "i"}},
+	} {
+		plan, err := Find(t.Context(), &Firewalls{}, target)
+		expect.That(t, errors.Is(err, ErrIncompleteTarget) && plan.Empty(), "%+v: %v, plan %v", target, err, plan)
+	}
+	target := c1()
+	target.InUse = []netip.Addr{{}}
+	expect.Fails(t, "no error for an invalid address", expect.Err(Find(t.Context(), &Firewalls{}, target)))
+}
+
+func TestFindEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	expect.NoError(t, (Plan{}).Apply(ctx))
+	expect.Is(t, expect.Err(Find(ctx, Open(nil, Options{}), c1())), context.Canceled)
 }

@@ -77,15 +77,11 @@ func TestOneThatCannotBeRestored(t *testing.T) {
 	another.Forward = nil
 	expect.NoError(t, c.fw.Add(t.Context(), another.rules()...))
 	for i, err := range c.restoreAll(c.rules) {
-		if (err != nil) != (i == bad) {
-			t.Errorf("container %d: %v", i, err)
-		}
+		expect.That(t, (err != nil) == (i == bad), "container %d: %v", i, err)
 	}
 	for i, r := range c.rules {
 		all := expect.Value(c.fw.Missing(t.Context(), r.rules()...))(t)
-		if (len(all) > 0) != (i == bad) {
-			t.Errorf("container %d lacks\n%s", i, textOfMissing(all))
-		}
+		expect.That(t, (len(all) > 0) == (i == bad), "container %d lacks\n%s", i, textOfMissing(all))
 	}
 }
 

@@ -34,9 +34,7 @@ func TestSnapshotIsTheKernel(t *testing.T) {
 		}
 		missing += len(d.missing(strings.Join(done, "; ")))
 	}
-	if missing == 0 {
-		t.Error("the damages did none")
-	}
+	expect.That(t, missing != 0, "the damages did none")
 }
 
 // others returns commands that put rules of somebody else in the places of ours.
@@ -60,9 +58,8 @@ func TestSnapshotIsReadOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		for _, r := range d.rules {
 			wg.Go(func() {
-				if all, err := snapshot.For(Options{}).Missing(t.Context(), r.rules()...); err != nil || len(all) > 0 {
-					t.Errorf("missing %s, %v", textOfMissing(all), err)
-				}
+				all, err := snapshot.For(Options{}).Missing(t.Context(), r.rules()...)
+				expect.That(t, err == nil && len(all) == 0, "missing %s, %v", textOfMissing(all), err)
 			})
 		}
 		wg.Wait()

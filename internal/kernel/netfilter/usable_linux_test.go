@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/nft"
 	"github.com/embedcni/cni/internal/nettest"
 )
@@ -31,8 +32,7 @@ func withoutNFTables(hide bool) (err error) {
 	fmt.Println("usable:", fw.Usable(ctx))
 	_, err = fw.Missing(ctx, r.rules()...)
 	fmt.Println("missing:", err, errors.Is(err, nft.ErrNotSupported))
-	_, err = fw.Snapshot().Missing(ctx, r.rules()...)
-	fmt.Println("in a snapshot:", err)
+	fmt.Println("in a snapshot:", expect.Err(fw.Snapshot().Missing(ctx, r.rules()...)))
 	fmt.Println("restore:", fw.Restore(ctx, r.rules()...))
 	return nil
 }
@@ -50,16 +50,12 @@ func TestKernelWithoutNFTables(t *testing.T) {
 			cmd.Env = append(os.Environ(), withoutVariable+"="+variant)
 			cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
 			out, err := cmd.CombinedOutput()
-			if err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
+			expect.Must(t, err == nil, "%v: %s", err, out)
 			const none = "the kernel has no nf_tables"
 			want := []string{"usable: " + usable, "missing: " + none + " true", "in a snapshot: " + none, "restore: " + none}
 			lines := strings.Split(string(out), "\n")
 			for i, w := range want {
-				if i >= len(lines) || !strings.HasPrefix(lines[i], w) {
-					t.Errorf("want %q in\n%s", w, out)
-				}
+				expect.That(t, i < len(lines) && strings.HasPrefix(lines[i], w), "want %q in\n%s", w, out)
 			}
 		})
 	}

@@ -45,9 +45,7 @@ func changedBy(t *testing.T, ns *netns.Handle, l *Listener) []string {
 	names := []string{}
 	for !slices.Contains(names, "end") {
 		lost, err := l.Next(ctx, func(c Change) { names = append(names, c.Name) })
-		if lost || err != nil {
-			t.Fatalf("lost %v, %v; heard %q", lost, err, names)
-		}
+		expect.Must(t, !lost && err == nil, "lost %v, %v; heard %q", lost, err, names)
 	}
 	return names[:len(names)-1]
 }
@@ -101,17 +99,11 @@ func TestListenSaysWhatItLost(t *testing.T) {
 	small, large := listen(t, ns, 1), listen(t, ns, 16<<20)
 	nft(t, ns, "flush ruleset\n")
 	lost, err := large.Next(t.Context(), func(Change) {})
-	if err != nil || lost {
-		t.Errorf("a large buffer: lost %v, %v", lost, err)
-	}
+	expect.That(t, err == nil && !lost, "a large buffer: lost %v, %v", lost, err)
 	lost, err = small.Next(t.Context(), func(Change) {})
-	if err != nil || !lost {
-		t.Errorf("a small buffer: lost %v, %v", lost, err)
-	}
+	expect.That(t, err == nil && lost, "a small buffer: lost %v, %v", lost, err)
 	nft(t, ns, oneRule) // it hears on
-	if _, err := small.Next(t.Context(), func(Change) {}); err != nil {
-		t.Error(err)
-	}
+	expect.Succeeds(t, "Next", expect.Err(small.Next(t.Context(), func(Change) {})))
 }
 
 func TestListenEndsWithTheContext(t *testing.T) {

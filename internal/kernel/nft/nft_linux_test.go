@@ -64,15 +64,11 @@ func TestDeleteOfAnOldGeneration(t *testing.T) {
 	inConn(t, oneRule, func(ns *netns.Handle, c *Conn) {
 		generation := expect.Value(c.Generation())(t)
 		objects := rulesOf(t, c, ipTable(), "c")
-		if len(objects) != 1 || objects[0].Comment != "c1" {
-			t.Fatalf("listed %v", objects)
-		}
+		expect.Must(t, len(objects) == 1 && objects[0].Comment == "c1", "listed %v", objects)
 		nft(t, ns, "add table ip whatever\n")
 		expect.Is(t, c.Transact(deletions(objects), &generation), ErrChanged)
 		generation++
-		if err := c.Transact(deletions(objects), &generation); err != nil {
-			t.Error(err)
-		}
+		expect.Succeeds(t, "Transact", c.Transact(deletions(objects), &generation))
 		expect.Empty(t, "left", rulesOf(t, c, ipTable(), "c"))
 	})
 }
@@ -86,21 +82,17 @@ func TestTheErrorNamesTheObject(t *testing.T) {
 			NewRule(ipTable(), "no such chain", Exprs(nil).Accept(), "c3"),
 		}, nil)
 		want := `rule ip t no such chain comment "c3": no such file or directory`
-		if err == nil || err.Error() != want || !errors.Is(err, unix.ENOENT) {
-			t.Errorf("got %v, want %s", err, want)
-		}
-		if objects := rulesOf(t, c, ipTable(), "c"); len(objects) != 1 {
-			t.Errorf("rules %v", objects)
-		}
+		expect.That(t, err != nil && err.Error() == want && errors.Is(err, unix.ENOENT), "got %v, want %s", err, want)
+		objects := rulesOf(t, c, ipTable(), "c")
+		expect.That(t, len(objects) == 1, "rules %v", objects)
 	})
 }
 
 func TestExist(t *testing.T) {
 	inConn(t, oneRule, func(_ *netns.Handle, c *Conn) {
 		exist, err := c.Exist(FamilyIPv4, Chain{"t", ""}, Chain{"t", strings.Repeat("x", unix.NFT_NAME_MAXLEN)}, Chain{"t", "c"}, Chain{"t", "d"}, Chain{"u", ""})
-		if want := []bool{true, false, true, false, false}; err != nil || !slices.Equal(exist, want) {
-			t.Errorf("got %v, %v, want %v", exist, err, want)
-		}
+		want := []bool{true, false, true, false, false}
+		expect.That(t, err == nil && slices.Equal(exist, want), "got %v, %v, want %v", exist, err, want)
 	})
 }
 
@@ -171,16 +163,13 @@ func TestInterruptedAndStoppedLists(t *testing.T) {
 		err = Sockets{p, ns}.Do(t.Context(), func(c *Conn) error {
 			return c.Rules(ipTable(), "c", nil, func(Rule) error { n++; return stop })
 		})
-		if !errors.Is(err, stop) || n != 1 {
-			t.Errorf("stopped: %d rules, %v", n, err)
-		}
+		expect.That(t, errors.Is(err, stop) && n == 1, "stopped: %d rules, %v", n, err)
 		err = Sockets{p, ns}.Do(t.Context(), func(c *Conn) error {
 			_, err := c.Generation() // no rest of the list is in the way
 			return err
 		})
-		if left := len(p.idle[ns.ID()].conns); err != nil || left != 1 {
-			t.Errorf("after the stop: %d idle sockets, %v", left, err)
-		}
+		left := len(p.idle[ns.ID()].conns)
+		expect.That(t, err == nil && left == 1, "after the stop: %d idle sockets, %v", left, err)
 		p.expire(ns.ID())
 	})
 }
@@ -225,9 +214,8 @@ func TestSocketsAreClosed(t *testing.T) {
 	}
 	sockets := poolThatKeeps(ns)
 	many(sockets)
-	if n := sockets.openIn(ns); n < 1 || n > mostIdle {
-		t.Errorf("%d sockets are kept", n)
-	}
+	n := sockets.openIn(ns)
+	expect.That(t, n >= 1 && n <= mostIdle, "%d sockets are kept", n)
 	sockets.expire(ns.ID())
 	sockets = &Pool{}
 	many(sockets)
@@ -274,7 +262,7 @@ func TestComments(t *testing.T) {
 	} {
 		expect.Same(t, comment+": read", readComment(userComment(comment)), want)
 	}
-	tests := map[string]string{
+	for data, want := range map[string]string{
 		"":                               "",
 		"\x00\x03c1\x00":                 "c1",
 		"\x05\x02xy\x00\x03c1\x00":       "c1",
@@ -284,8 +272,7 @@ func TestComments(t *testing.T) {
 		"\x00\xffc1\x00":                 "",
 		"\x05\x02xy\x00\x09c1\x00":       "",
 		"\x00\x06c1 c1\x00\x00\x02x\x00": "c1 c1",
-	}
-	for data, want := range tests {
+	} {
 		expect.Same(t, data, readComment([]byte(data)), want)
 	}
 }

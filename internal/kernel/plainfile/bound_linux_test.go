@@ -1,6 +1,10 @@
 package plainfile
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
+)
 
 // TestASlowDiskBlocksFewThreads: Prepare makes no further file, and its caller does.
 func TestASlowDiskBlocksFewThreads(t *testing.T) {
@@ -12,10 +16,6 @@ func TestASlowDiskBlocksFewThreads(t *testing.T) {
 	}
 	making.Add(-mostAtOnce)
 	f := Prepare(dir, 0o600).Take()
-	if f == nil {
-		t.Fatal("no file")
-	}
-	if err := f.Close(); err != nil {
-		t.Error(err)
-	}
+	expect.Must(t, f != nil, "no file")
+	expect.Succeeds(t, "Close", f.Close())
 }

@@ -21,14 +21,10 @@ func TestReadReturnsWhatAppendWrote(t *testing.T) {
 		want = append(want, part...)
 		expect.NoError(t, Append(path, part))
 		got, err := Read(path)
-		if err != nil || !bytes.Equal(got, want) {
-			t.Fatalf("after %d bytes: read %d bytes, %v, want %d", size, len(got), err, len(want))
-		}
+		expect.Must(t, err == nil && bytes.Equal(got, want), "after %d bytes: read %d bytes, %v, want %d", size, len(got), err, len(want))
 	}
 	info, err := os.Stat(path)
-	if err != nil || info.Mode() != 0o600 {
-		t.Errorf("%v, %v, want mode 0600", info.Mode(), err)
-	}
+	expect.That(t, err == nil && info.Mode() == 0o600, "%v, %v, want mode 0600", info.Mode(), err)
 }
 
 func TestOpenIsThatOfOS(t *testing.T) {
@@ -53,8 +49,7 @@ func TestErrorsAreThoseOfOS(t *testing.T) {
 		name      string
 		got, want error
 	}{{"Open", open, wantOpen}, {"Read", read, wantOpen}, {"Append", Append(gone, nil), wantOpen}, {"Read of a directory", readDir, wantRead}} {
-		if tt.got == nil || tt.got.Error() != tt.want.Error() || errors.Is(tt.got, fs.ErrNotExist) != errors.Is(tt.want, fs.ErrNotExist) {
-			t.Errorf("%s: %v, want %v", tt.name, tt.got, tt.want)
-		}
+		expect.That(t, tt.got != nil && tt.got.Error() == tt.want.Error() && errors.Is(tt.got, fs.ErrNotExist) == errors.Is(tt.want, fs.ErrNotExist),
+			"%s: %v, want %v", tt.name, tt.got, tt.want)
 	}
 }

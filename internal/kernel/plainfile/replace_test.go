@@ -13,17 +13,14 @@ import (
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	data := expect.Value(os.ReadFile(path))(t)
-	return string(data)
+	return string(expect.Value(os.ReadFile(path))(t))
 }
 
 // wantOnly fails the test unless the directory has that one file.
 func wantOnly(t *testing.T, dir, name string) {
 	t.Helper()
 	entries := expect.Value(os.ReadDir(dir))(t)
-	if len(entries) != 1 || entries[0].Name() != name {
-		t.Errorf("left in the directory: %v", entries)
-	}
+	expect.That(t, len(entries) == 1 && entries[0].Name() == name, "left in the directory: %v", entries)
 }
 
 func TestWriteReplacesTheFile(t *testing.T) {
@@ -59,9 +56,8 @@ func TestASymbolicLinkIsReplaced(t *testing.T) {
 	expect.NoError(t, os.Symlink(hosts, path))
 	for _, content := range []string{"the host's\n", "the container's\n"} {
 		expect.NoError(t, Replace(path, []byte(content), 0o644))
-		if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() || read(t, path) != content {
-			t.Errorf("%v, %v, want a regular file with %q", info, err, content)
-		}
+		info, err := os.Lstat(path)
+		expect.That(t, err == nil && info.Mode().IsRegular() && read(t, path) == content, "%v, %v, want a regular file with %q", info, err, content)
 	}
 	expect.Same(t, "the file of the host", read(t, hosts), "the host's\n")
 	wantOnly(t, dir, "hosts")
@@ -86,9 +82,7 @@ func TestReadersSeeWholeContents(t *testing.T) {
 	for _, content := range contents {
 		writers.Go(func() {
 			for range 50 {
-				if err := Replace(path, content, 0o644); err != nil {
-					t.Error(err)
-				}
+				expect.Succeeds(t, "Replace", Replace(path, content, 0o644))
 			}
 		})
 	}
@@ -100,9 +94,8 @@ func TestReadersSeeWholeContents(t *testing.T) {
 			running = false
 		default:
 		}
-		if got := read(t, path); got != string(contents[0]) && got != string(contents[1]) {
-			t.Fatalf("a torn file of %d bytes", len(got))
-		}
+		got := read(t, path)
+		expect.Must(t, got == string(contents[0]) || got == string(contents[1]), "a torn file of %d bytes", len(got))
 	}
 	wantOnly(t, dir, "hosts")
 }

@@ -19,10 +19,8 @@ func TestWritableAsksTheDirectoryAbove(t *testing.T) {
 	for _, path := range []string{file, filepath.Join(file, "below")} {
 		err := Writable(path)
 		expect.Is(t, err, unix.ENOTDIR)
-		if want := "write to " + path + ": not a directory"; err.Error() != want {
-			t.Errorf("got %q, want %q", err, want)
-		}
+		want := "write to " + path + ": not a directory"
+		expect.That(t, err.Error() == want, "got %q, want %q", err, want)
 	}
-	entries := expect.Value(os.ReadDir(dir))(t)
-	expect.Same(t, "entries", len(entries), 1)
+	expect.Same(t, "entries", len(expect.Value(os.ReadDir(dir))(t)), 1)
 }

@@ -16,9 +16,8 @@ import (
 func wantKilled(t *testing.T, what string, cmd *exec.Cmd) {
 	t.Helper()
 	var exit *exec.ExitError
-	if err := cmd.Wait(); !errors.As(err, &exit) || exit.Error() != "signal: killed" {
-		t.Errorf("%s ended with %v", what, err)
-	}
+	err := cmd.Wait()
+	expect.That(t, errors.As(err, &exit) && exit.Error() == "signal: killed", "%s ended with %v", what, err)
 }
 
 func holders(t *testing.T, path string, offset int64) []*Holder {
@@ -56,15 +55,11 @@ func TestHoldersAreThoseOfTheByte(t *testing.T) {
 		{plugins[0].Process.Pid, false, true, false}: true,
 		{plugins[1].Process.Pid, false, true, false}: true,
 	}
-	if !reflect.DeepEqual(got, want) {
-		t.Fatalf("got %v, want %v", got, want)
-	}
+	expect.Must(t, reflect.DeepEqual(got, want), "got %v, want %v", got, want)
 	killed := 0
 	for _, h := range all {
 		ok, err := h.Kill()
-		if err != nil {
-			t.Error(err)
-		}
+		expect.That(t, err == nil, "%v", err)
 		if ok {
 			killed++
 		}
@@ -97,28 +92,22 @@ func TestAFormerHolderIsNotKilled(t *testing.T) {
 			found = append(found, h)
 		}
 	}
-	if len(found) != 1 {
-		t.Fatalf("found %d times", len(found))
-	}
+	expect.Must(t, len(found) == 1, "found %d times", len(found))
 	unlock(t, lock, 42)
-	if ok, err := found[0].Kill(); ok || err != nil {
-		t.Errorf("without the lock: killed %v, %v", ok, err)
-	}
+	ok, err := found[0].Kill()
+	expect.That(t, !ok && err == nil, "without the lock: killed %v, %v", ok, err)
 	lockByte(t, lock, 42)
 	expect.NoError(t, plugin.Process.Kill())
 	wantKilled(t, "the plugin", plugin)
 	// Another process has that number, but the handle is not its.
-	again := start(t, lock)
-	found[0].PID = again.Process.Pid
-	if ok, err := found[0].Kill(); ok || err != nil {
-		t.Errorf("the number is another process's: killed %v, %v", ok, err)
-	}
+	found[0].PID = start(t, lock).Process.Pid
+	ok, err = found[0].Kill()
+	expect.That(t, !ok && err == nil, "the number is another process's: killed %v, %v", ok, err)
 }
 
 func TestHoldersNeedTheLockFile(t *testing.T) {
-	if found, err := Holders(filepath.Join(t.TempDir(), "none"), 42); found != nil || !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("found %v, %v", found, err)
-	}
+	found, err := Holders(filepath.Join(t.TempDir(), "none"), 42)
+	expect.That(t, found == nil && errors.Is(err, fs.ErrNotExist), "found %v, %v", found, err)
 }
 
 func TestParseFDInfo(t *testing.T) {

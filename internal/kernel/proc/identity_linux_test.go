@@ -63,9 +63,8 @@ func setLock(t *testing.T, f *os.File, offset int64, kind int16) {
 
 func wantAlive(t *testing.T, identity string, want bool) {
 	t.Helper()
-	if alive, err := Alive(identity); alive != want || err != nil {
-		t.Errorf("Alive(%q) = %v, %v, want %v", identity, alive, err, want)
-	}
+	alive, err := Alive(identity)
+	expect.That(t, alive == want && err == nil, "Alive(%q) = %v, %v, want %v", identity, alive, err, want)
 }
 
 func TestAliveKnowsARecycledNumber(t *testing.T) {
@@ -77,17 +76,14 @@ func TestAliveKnowsARecycledNumber(t *testing.T) {
 	child := expect.Value(identify(cmd.Process.Pid))(t)
 	wantAlive(t, child, true)
 	expect.NoError(t, cmd.Process.Kill())
-	if err := cmd.Wait(); err == nil {
-		t.Fatal("a killed process exited without an error")
-	}
+	expect.Must(t, cmd.Wait() != nil, "a killed process exited without an error")
 	wantAlive(t, child, false)
 }
 
 func TestAliveRefusesAnInvalidIdentity(t *testing.T) {
 	for _, identity := range []string{"", "1", "x:1", ":", "1.5:2"} {
-		if alive, err := Alive(identity); alive || err == nil {
-			t.Errorf("Alive(%q) = %v, %v", identity, alive, err)
-		}
+		alive, err := Alive(identity)
+		expect.That(t, !alive && err != nil, "Alive(%q) = %v, %v", identity, alive, err)
 	}
 }
 
@@ -117,13 +113,11 @@ func TestAliveInAnotherPIDNamespace(t *testing.T) {
 	here := expect.Value(identify(cmd.Process.Pid))(t)
 	_, since, _ := strings.Cut(here, ":")
 	there := "1:" + since // the process's identity in its own namespace
-	if alive, err := Alive(there); alive || err != nil {
-		t.Fatalf("in this namespace %s lives (%v): the test has lost its point", there, err)
-	}
+	alive, err := Alive(there)
+	expect.Must(t, !alive && err == nil, "in this namespace %s lives (%v): the test has lost its point", there, err)
 	for _, identity := range []string{here, there} {
-		if alive, err := aliveAnywhere(identity); !alive || err != nil {
-			t.Errorf("aliveAnywhere(%q) = %v, %v", identity, alive, err)
-		}
+		alive, err := aliveAnywhere(identity)
+		expect.That(t, alive && err == nil, "aliveAnywhere(%q) = %v, %v", identity, alive, err)
 	}
 	for what, tt := range map[string]struct {
 		ns    uint64
@@ -133,26 +127,21 @@ func TestAliveInAnotherPIDNamespace(t *testing.T) {
 		"of an unknown one":    {0, true},
 		"of one from long ago": {1, true},
 	} {
-		if alive, err := AliveIn(tt.ns, there); alive != tt.alive || err != nil {
-			t.Errorf("%s: %v, %v, want %v", what, alive, err, tt.alive)
-		}
+		expect.Same(t, what, expect.Value(AliveIn(tt.ns, there))(t), tt.alive)
 	}
 	expect.NoError(t, cmd.Process.Kill())
 	_ = cmd.Wait() // it was killed
-	if alive, err := aliveAnywhere(there); alive || err != nil {
-		t.Errorf("after its end: %v, %v", alive, err)
-	}
+	alive, err = aliveAnywhere(there)
+	expect.That(t, !alive && err == nil, "after its end: %v, %v", alive, err)
 	// Outside the initial namespace its end is unknown.
-	if alive, err := AliveIn(1, there); alive != (PIDNS() != InitialPIDNS) || err != nil {
-		t.Errorf("after its end, of another namespace: %v, %v", alive, err)
-	}
+	alive, err = AliveIn(1, there)
+	expect.That(t, alive == (PIDNS() != InitialPIDNS) && err == nil, "after its end, of another namespace: %v, %v", alive, err)
 }
 
 func TestNumbers(t *testing.T) {
 	got := numbers("Name:\tx\nNSpid:\t4711\t12\t1\nNSpgid:\t4711\t12\t1\n")
-	if want := []string{"4711", "12", "1"}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	want := []string{"4711", "12", "1"}
+	expect.That(t, slices.Equal(got, want), "got %q, want %q", got, want)
 	expect.Empty(t, "a status without numbers", numbers("Name:\tNSpid:\n"))
 }
 
@@ -160,9 +149,7 @@ func TestIDIsOneUUIDForTheWholeBoot(t *testing.T) {
 	first := expect.Value(BootID())(t)
 	again := expect.Value(BootID())(t)
 	uuid := regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-	if first != again || !uuid.MatchString(first) {
-		t.Errorf("boot id %q, then %q", first, again)
-	}
+	expect.That(t, first == again && uuid.MatchString(first), "boot id %q, then %q", first, again)
 }
 
 const leaderlessEnv = "TEST_ORPHAN_LEADERLESS"
@@ -210,12 +197,9 @@ func TestFault_F29_AHolderWhoseLeadingThreadHasEndedIsFound(t *testing.T) {
 		if h.PID != cmd.Process.Pid {
 			continue
 		}
-		if killed, err = h.Kill(); err != nil {
-			t.Error(err)
-		}
+		killed, err = h.Kill()
+		expect.That(t, err == nil, "%v", err)
 	}
-	if !killed {
-		t.Fatal("it was not found")
-	}
+	expect.Must(t, killed, "it was not found")
 	wantKilled(t, "the plugin", cmd)
 }

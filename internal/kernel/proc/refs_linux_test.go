@@ -59,9 +59,7 @@ func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
 				return true
 			}
 			path, err := filepath.Rel(dir, r.Path)
-			if err != nil {
-				t.Error(err)
-			}
+			expect.That(t, err == nil, "%v", err)
 			paths = append(paths, path)
 			return !stop
 		})
@@ -71,12 +69,9 @@ func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
 	complete := search(false)
 	want := []string{"1/task/1/root/run/my netns", "2/task/2/fd/7", "3/task/3/ns/net", "3/task/3/root/run/its",
 		thread("ns/net"), thread("root/run/of/the/thread"), thread("fd/9")}
-	if !complete || !slices.Equal(paths, want) {
-		t.Errorf("paths %q, complete %v, want %q", paths, complete, want)
-	}
-	if search(true); !slices.Equal(paths, want[:1]) {
-		t.Errorf("after the first: %q", paths)
-	}
+	expect.That(t, complete && slices.Equal(paths, want), "paths %q, complete %v, want %q", paths, complete, want)
+	search(true)
+	expect.That(t, slices.Equal(paths, want[:1]), "after the first: %q", paths)
 	threads := 0
 	expect.Value(Scan(dir, Thread, func(r Ref) bool {
 		if strings.HasSuffix(r.Path, "/ns/net") {
@@ -98,9 +93,8 @@ func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
 		if err := os.WriteFile(path, nil, 0o600); err != nil { // not a link: EINVAL stands for EACCES
 			t.Fatal(err)
 		}
-		if complete := search(false); complete != more.wantComplete || !slices.Equal(paths, want) {
-			t.Errorf("with %s: complete %v, paths %q", path, complete, paths)
-		}
+		complete := search(false)
+		expect.That(t, complete == more.wantComplete && slices.Equal(paths, want), "with %s: complete %v, paths %q", path, complete, paths)
 	}
 }
 
@@ -123,9 +117,7 @@ func TestScanNamesTheNamespaceOfEachReference(t *testing.T) {
 	want := []Ref{
 		{7, "1/task/1/ns/net"}, {7, "1/task/1/root/run/x"}, {7, "1/task/1/fd/3"}, {own.Ino, "1/task/1/fd/4"},
 	}
-	if !complete || err != nil || !slices.Equal(got, want) {
-		t.Errorf("got %+v, %v, %v, want %+v", got, complete, err, want)
-	}
+	expect.That(t, complete && err == nil && slices.Equal(got, want), "got %+v, %v, %v, want %+v", got, complete, err, want)
 }
 
 // TestEachFindsThisThread among others of this process, the leading one first.
@@ -142,18 +134,13 @@ func TestEachFindsThisThread(t *testing.T) {
 	here := map[int]Task{}
 	for i, task := range ours {
 		here[task.TID] = task
-		if task.Leads() != (i == 0) {
-			t.Errorf("thread %d of %+v", i, ours)
-		}
+		expect.That(t, task.Leads() == (i == 0), "thread %d of %+v", i, ours)
 	}
 	task, ok := here[unix.Gettid()]
-	if !ok || len(ours) < 2 {
-		t.Fatalf("thread %d is not among %+v", unix.Gettid(), ours)
-	}
+	expect.Must(t, ok && len(ours) >= 2, "thread %d is not among %+v", unix.Gettid(), ours)
 	got := expect.Value(os.Readlink(task.NetNS()))(t)
-	if want, err := os.Readlink("/proc/thread-self/ns/net"); got != want || err != nil {
-		t.Errorf("in %s, want %s, %v", got, want, err)
-	}
+	want, err := os.Readlink("/proc/thread-self/ns/net")
+	expect.That(t, got == want && err == nil, "in %s, want %s, %v", got, want, err)
 }
 
 // TestEachSkipsEndedTasks, and stops on request.
@@ -172,9 +159,7 @@ func TestEachSkipsEndedTasks(t *testing.T) {
 		t.Fatal(complete, err)
 	}
 	want := []Task{{1, 1, "1/task/1"}, {1, 7, "1/task/7"}, {3, 3, "3/task/3"}, {4, 4, "4/task/4"}, {4, 2, "4/task/2"}, {4, 3, "4/task/3"}}
-	if !slices.Equal(seen, want) {
-		t.Errorf("got %v, want %v", seen, want)
-	}
+	expect.That(t, slices.Equal(seen, want), "got %v, want %v", seen, want)
 	calls := 0
 	if _, err := eachTask(proc, func(Task) bool { calls++; return false }); err != nil || calls != 1 {
 		t.Errorf("%d calls, %v", calls, err)

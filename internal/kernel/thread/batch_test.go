@@ -80,9 +80,8 @@ func TestItemsOfTwoTypesAreAnErrorOfTheirKindAlone(t *testing.T) {
 	ctx := context.Background()
 	expect.NoError(t, Join(ctx, b, kind("a"), "1", d.list("a")), b.Later(ctx, d.task("x")),
 		Join(ctx, b, kind("a"), 2, func(context.Context, []int) error { return nil }))
-	if err := b.Flush(ctx); err == nil || !strings.Contains(err.Error(), "interface {} is int, not string") {
-		t.Errorf("got %v", err)
-	}
+	err := b.Flush(ctx)
+	expect.That(t, err != nil && strings.Contains(err.Error(), "interface {} is int, not string"), "got %v", err)
 	d.want(t, "by the flush", "task x")
 }
 
@@ -159,9 +158,8 @@ func TestAFailureIsThatOfItsPlugin(t *testing.T) {
 	}
 	err := b.Flush(ctx)
 	var failed Failures
-	if !errors.As(err, &failed) || !errors.Is(err, bad) || !errors.Is(err, late) || len(failed) != 3 || failed[0] != (Failed{"", late}) {
-		t.Fatalf("%#v", err)
-	}
+	expect.Must(t, errors.As(err, &failed) && errors.Is(err, bad) && errors.Is(err, late) && len(failed) == 3 && failed[0] == (Failed{"", late}),
+		"%#v", err)
 	expect.Same(t, "failed", failed[1:], Failures{{"two", bad}, {"two", bad}})
 	expect.Same(t, "text", err.Error(), "late\nbad\nbad")
 	d.want(t, "by the flush", "[1 2 22 3]", "[1]", "[2 22 3]", "[2 22]", "[3]", "[1]", "[2 22]", "[3]")
@@ -265,14 +263,10 @@ func TestOneBadBatchCostsTheOthersLittle(t *testing.T) {
 			continue
 		}
 		var failed Failures
-		if !errors.As(err, &failed) || len(failed) != 1 || failed[0].Plugin != "portmap" || !errors.Is(err, l.bad["i37"]) {
-			t.Errorf("got %v", err)
-		}
+		expect.That(t, errors.As(err, &failed) && len(failed) == 1 && failed[0].Plugin == "portmap" && errors.Is(err, l.bad["i37"]), "got %v", err)
 	}
 	expect.Same(t, "done", len(l.done), 63)
-	if len(l.runs) > 2*6+1 {
-		t.Errorf("%d calls", len(l.runs))
-	}
+	expect.That(t, len(l.runs) <= 2*6+1, "%d calls", len(l.runs))
 }
 
 // TestRandomBatches: whatever is refused, all the rest is done once, and the errors are
@@ -298,14 +292,10 @@ func TestRandomBatches(t *testing.T) {
 			all, bad = append(all, b), append(bad, refused && !b.Empty())
 		}
 		for i, err := range FlushTogether(t.Context(), all) {
-			if (err != nil) != bad[i] {
-				t.Fatalf("seed %d: batch %d: %v, want an error: %t", seed, i, err, bad[i])
-			}
+			expect.Must(t, (err != nil) == bad[i], "seed %d: batch %d: %v, want an error: %t", seed, i, err, bad[i])
 		}
 		for item, n := range l.done {
-			if n != 1 || l.bad[item] != nil {
-				t.Fatalf("seed %d: %s was done %d times", seed, item, n)
-			}
+			expect.Must(t, n == 1 && l.bad[item] == nil, "seed %d: %s was done %d times", seed, item, n)
 		}
 	}
 }

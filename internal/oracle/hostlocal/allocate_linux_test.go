@@ -23,6 +23,7 @@ import (
 	"github.com/embedcni/cni/internal/engine/leftovers"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
+	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -135,9 +136,7 @@ func compareRandomly(t *testing.T, section string) {
 			what = "ADD " + id
 			got, err := p.Add(t.Context(), r)
 			want, wantErr := ref.add(id)
-			if (err != nil) != (wantErr != nil) {
-				t.Fatalf("step %d: %s: %v, the reference: %v", step, what, err, wantErr)
-			}
+			expect.Must(t, (err != nil) == (wantErr != nil), "step %d: %s: %v, the reference: %v", step, what, err, wantErr)
 			if err == nil && asJSON(t, got.IPs) != asJSON(t, want) {
 				t.Fatalf("step %d: %s: got %s, want %s", step, what, asJSON(t, got.IPs), asJSON(t, want))
 			}
@@ -156,9 +155,7 @@ func compareRandomly(t *testing.T, section string) {
 			t.Fatalf("step %d: %s: files %q, want %q", step, what, got, want)
 		}
 	}
-	if full == 0 {
-		t.Error("no ADD was refused: the test shows too little")
-	}
+	expect.That(t, full != 0, "no ADD was refused: the test shows too little")
 }
 
 func asJSON(t testing.TB, v any) string {
@@ -207,9 +204,7 @@ func othersChange(t *testing.T, base string) {
 		left := files(t, dir)
 		delete(left, "lock")
 		delete(left, "last_reserved_ip.0")
-		if len(left) > 0 {
-			t.Fatalf("round %d: left %q", round, left)
-		}
+		expect.Must(t, len(left) == 0, "round %d: left %q", round, left)
 	}
 }
 
@@ -230,9 +225,7 @@ func TestTheReferencesLockIsOurs(t *testing.T) {
 	items, err := leftovers.Find(t.Context(), leftovers.Target{How: leftovers.Manner{FilesOnly: true}, Footprint: leftovers.Footprint{
 		Owner: netfilter.Owner{ContainerID: "a", IfName: "eth0"}, IPAMDirs: []string{dir}, Addresses: []netip.Addr{netip.MustParseAddr("10.1.0.2")},
 	}})
-	if err != nil || len(items) != 1 {
-		t.Fatalf("found %v, %v; want the address of a", items, err)
-	}
+	expect.Must(t, err == nil && len(items) == 1, "found %v, %v; want the address of a", items, err)
 	removed := make(chan error, 1)
 	go func() { removed <- items[0].Remove(t.Context()) }()
 	select {
@@ -251,10 +244,10 @@ func TestTheSweepReadsTheReferencesFormat(t *testing.T) {
 	ref := reference{configFor(base, `"subnet": "10.1.0.0/24"`)}
 	expect.Value(ref.add("a"))(t)
 	foreign, others, err := leftovers.Foreign(base + "/podnet")
-	if err != nil || len(foreign) > 0 || len(others) != 1 {
-		t.Fatalf("foreign %v, others %v, %v; want one of the reference's", foreign, others, err)
-	}
-	if r := others[0]; r.ContainerID != "a" || r.IfName != "eth0" || r.Addr != netip.MustParseAddr("10.1.0.2") {
-		t.Errorf("read %+v", r)
-	}
+	expect.Must(t, err == nil && len(foreign) == 0 && len(others) == 1,
+		"foreign %v, others %v, %v; want one of the reference's", foreign, others, err)
+	r := others[0]
+	expect.That(t, r.ContainerID == "a" && r.IfName == "eth0" && r.Addr == netip.MustParseAddr("10.1.0.2"), "read %+v", r)
 }
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }

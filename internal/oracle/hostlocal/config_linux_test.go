@@ -47,8 +47,7 @@ func ours(t *testing.T, r *plugin.Request) (understood, error) {
 		ones, _ := ip.Address.Mask.Size()
 		u.Ranges = append(u.Ranges, fmt.Sprintf("%s/%d %v", ip.Address.IP, ones, ip.Gateway))
 	}
-	missing := expect.Value(p.Compare(t.Context(), r, nil))(t)
-	for i, d := range missing {
+	for i, d := range expect.Value(p.Compare(t.Context(), r, nil))(t) {
 		u.Sets = append(u.Sets, strings.TrimPrefix(d.Object, fmt.Sprintf("range set %d, ", i)))
 	}
 	dir, requested := ipam.Requested(r)
@@ -129,9 +128,7 @@ func TestConfigurationsAreUnderstoodAsByTheReference(t *testing.T) {
 			got, err := ours(t, request(tt.config, tt.args))
 			want, wantErr := theirs(tt.config, tt.args)
 			t.Logf("ours: %v; theirs: %v", err, wantErr)
-			if (err != nil) != (wantErr != nil) || !reflect.DeepEqual(got, want) {
-				t.Errorf("got %+v, %v\nwant %+v, %v", got, err, want, wantErr)
-			}
+			expect.That(t, (err != nil) == (wantErr != nil) && reflect.DeepEqual(got, want), "got %+v, %v\nwant %+v, %v", got, err, want, wantErr)
 		})
 	}
 }
@@ -177,11 +174,8 @@ func TestRandomRangesAreUnderstoodAsByTheReference(t *testing.T) {
 		if wantErr == nil {
 			accepted++
 		}
-		if (err != nil) != (wantErr != nil) || !reflect.DeepEqual(got, want) {
-			t.Fatalf("%s\ngot %+v, %v\nwant %+v, %v", config, got, err, want, wantErr)
-		}
+		expect.Must(t, (err != nil) == (wantErr != nil) && reflect.DeepEqual(got, want),
+			"%s\ngot %+v, %v\nwant %+v, %v", config, got, err, want, wantErr)
 	}
-	if accepted < 50 {
-		t.Errorf("only %d were valid: the test shows too little", accepted)
-	}
+	expect.That(t, accepted >= 50, "only %d were valid: the test shows too little", accepted)
 }

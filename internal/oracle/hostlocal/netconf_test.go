@@ -85,9 +85,7 @@ func TestRangesOfNetconf(t *testing.T) {
 		h := ranges(g)
 		_, refused := theirs(raw(h), "")
 		rendered, err := netconf.Network{Name: "podnet", Plugins: []netconf.Plugin{netconf.Bridge{Name: "b0", IPAM: h}}}.Render()
-		if (err == nil) != (refused == nil) {
-			t.Fatalf("netconf: %v\nreference: %v\n%s", err, refused, raw(h))
-		}
+		expect.Must(t, (err == nil) == (refused == nil), "netconf: %v\nreference: %v\n%s", err, refused, raw(h))
 		if err != nil {
 			continue
 		}
@@ -98,9 +96,7 @@ func TestRangesOfNetconf(t *testing.T) {
 		}
 		expect.NoError(t, json.Unmarshal(rendered, &list))
 		got, err := theirs(head+`"ipam": `+string(list.Plugins[0].IPAM)+`}`, "")
-		if err != nil {
-			t.Fatalf("%v\n%s", err, rendered)
-		}
+		expect.Must(t, err == nil, "%v\n%s", err, rendered)
 		want, err := theirs(raw(h), "")
 		if err != nil || fmt.Sprint(got.Sets) != fmt.Sprint(want.Sets) || len(got.Sets) != len(h.Ranges) {
 			t.Fatalf("understood as %v, want %v: %v", got.Sets, want.Sets, err)
@@ -109,4 +105,5 @@ func TestRangesOfNetconf(t *testing.T) {
 	if valid < 500 {
 		t.Errorf("only %d of 5000 were valid", valid)
 	}
+	expect.That(t, valid >= 500, "only %d of 5000 were valid", valid)
 }

@@ -50,9 +50,7 @@ func goCommand(t *testing.T, dir string, env []string, args ...string) string {
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("go %s: %v: %s", strings.Join(args, " "), err, stderr.String())
-	}
+	expect.Must(t, err == nil, "go %s: %v: %s", strings.Join(args, " "), err, stderr.String())
 	return string(out)
 }
 
@@ -68,9 +66,7 @@ func TestOnlyModulesThatImportersLinkAreRequired(t *testing.T) {
 	expect.Empty(t, "replacements, which belong in a module beside", m.Replace)
 	linked := linkedModules(t)
 	for _, r := range m.Require {
-		if !linked[r.Path] {
-			t.Errorf("%s is required, and no importer links it", r.Path)
-		}
+		expect.That(t, linked[r.Path], "%s is required, and no importer links it", r.Path)
 	}
 }
 
@@ -88,9 +84,7 @@ func linkedModules(t *testing.T) map[string]bool {
 				importable = append(importable, path)
 			}
 		}
-		if !slices.Contains(importable, ours) {
-			t.Fatalf("%s: importable are %v", goos, importable)
-		}
+		expect.Must(t, slices.Contains(importable, ours), "%s: importable are %v", goos, importable)
 		args := append([]string{"list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}"}, importable...)
 		for line := range strings.Lines(goCommand(t, root, env, args...)) {
 			linked[strings.TrimSpace(line)] = true
@@ -127,12 +121,10 @@ func TestCompat_21_ModuleGraphOfAnImporter(t *testing.T) {
 			t.Errorf("%s was %s and is %s: take it off the list", path, was, is)
 		}
 	}
-	if version.Compare("go"+goBefore, "go"+goLine) > 0 || goAfter != goLine {
-		t.Errorf("the go line was %s and is %s, want %s", goBefore, goAfter, goLine)
-	}
-	if len(before) < 20 || before[goCNI] == "" || after[goCNI] != "" {
-		t.Errorf("this compares too little: %d modules before, %d after", len(before), len(after))
-	}
+	expect.That(t, version.Compare("go"+goBefore, "go"+goLine) <= 0 && goAfter == goLine,
+		"the go line was %s and is %s, want %s", goBefore, goAfter, goLine)
+	expect.That(t, len(before) >= 20 && before[goCNI] != "" && after[goCNI] == "",
+		"this compares too little: %d modules before, %d after", len(before), len(after))
 }
 
 // importer makes the program's module in its own directory. With this library the program
@@ -140,9 +132,7 @@ func TestCompat_21_ModuleGraphOfAnImporter(t *testing.T) {
 func importer(t *testing.T, path, v, dir string) string {
 	t.Helper()
 	source := expect.Value(os.ReadFile("testdata/importer/main.go"))(t)
-	if strings.Count(string(source), strconv.Quote(goCNI)) != 1 {
-		t.Fatalf("the program has not one import line:\n%s", source)
-	}
+	expect.Must(t, strings.Count(string(source), strconv.Quote(goCNI)) == 1, "the program has not one import line:\n%s", source)
 	module := "module example.org/importer\n\ngo 1.21\n\nrequire " + path + " " + v + "\n"
 	if dir != "" {
 		module += "\nreplace " + path + " => " + strconv.Quote(dir) + "\n"
@@ -208,9 +198,7 @@ func TestNewer(t *testing.T) {
 	order := []string{"v0.0.0-2020", "v0.0.0-2021", "v0.9.0", "v0.10.0-rc.1", "v0.10.0", "v1.2.9+incompatible", "v1.10.0"}
 	for i, one := range order {
 		for j, other := range order {
-			if newer(one, other) != (i > j) {
-				t.Errorf("newer(%s, %s) is %v", one, other, i <= j)
-			}
+			expect.That(t, newer(one, other) == (i > j), "newer(%s, %s) is %v", one, other, i <= j)
 		}
 	}
 }

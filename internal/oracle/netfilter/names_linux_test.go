@@ -43,7 +43,5 @@ func TestNamesAreThoseOfThePlugins(t *testing.T) {
 		expect.NoError(t, os.WriteFile(golden, want, 0o644))
 	}
 	got := expect.Value(os.ReadFile(golden))(t)
-	if !bytes.Equal(got, want) {
-		t.Errorf("%s is not the plugins' any more: go test -write makes it anew:\n%s\nwant\n%s", golden, got, want)
-	}
+	expect.That(t, bytes.Equal(got, want), "%s is not the plugins' any more: go test -write makes it anew:\n%s\nwant\n%s", golden, got, want)
 }

@@ -3,6 +3,8 @@ package chain
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"slices"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
@@ -45,34 +47,6 @@ func container(ifName string) *Attachment {
 	return &Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: "c1", NetNS: "/run/netns/c1", IfName: ifName}}
 }
 
-// TestDuty_R10_ThroughLibcni: every value of a list reaches each plugin byte
-// for byte, although libcni would encode it anew, together with the runtime's
-// additions.
-func TestDuty_R10_ThroughLibcni(t *testing.T) {
-	r := &recorder{}
-	c := newChain(t, r, `{"cniVersion": "1.0.0", "name": "net", "plugins": [
-		{"type":"a","vlan":9007199254740993,"s":"<&>","runtimeConfig":{"mac":"forged"},"capabilities":{"mac":true},"prevResult":{"forged":1}},
-		{"type":"b","f":1.0}]}`)
-	a := container("eth0")
-	a.CapabilityArgs = map[string]any{"mac": "c2:11:22:33:44:55", "ips": []string{"not declared"}}
-	a.ConfigArgs = map[string]any{"labels": "l"}
-	if _, _, err := c.Add(context.Background(), a, nil); err != nil {
-		t.Fatal(err)
-	}
-	const prev = `"prevResult":{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.2/24"}]}`
-	want := []string{
-		`{"type":"a","vlan":9007199254740993,"s":"<&>","args":{"cni":{"labels":"l"}},"cniVersion":"1.0.0","name":"net","runtimeConfig":{"mac":"c2:11:22:33:44:55"}}`,
-		`{"type":"b","f":1.0,"args":{"cni":{"labels":"l"}},"cniVersion":"1.0.0","name":"net",` + prev + `}`,
-	}
-	for i, call := range r.calls {
-		if i >= len(want) || string(call.Stdin) != want[i] {
-			t.Errorf("request %d: %s\nwant %s", i, call.Stdin, want[min(i, len(want)-1)])
-		}
-	}
-	wantEnv := []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=c1", "CNI_NETNS=/run/netns/c1", "CNI_IFNAME=eth0", "CNI_ARGS=", "CNI_PATH=/plugins"}
-	expect.Same(t, "environment", r.calls[0].Env, wantEnv)
-}
-
 // TestAKnownResultIsPassedOnUnchanged: to the next plugin, to the
 // observer, and at the end.
 func TestAKnownResultIsPassedOnUnchanged(t *testing.T) {
@@ -84,14 +58,61 @@ func TestAKnownResultIsPassedOnUnchanged(t *testing.T) {
 	var told []string
 	c.OnResult = func(result json.RawMessage) error { told = append(told, string(result)); return nil }
 	result, partial, err := c.Add(context.Background(), container("eth0"), nil)
-	if err != nil || result.IPs[0].Address.String() != "10.0.0.3/24" || string(partial) != last {
-		t.Errorf("got %v, %s, %v", result, partial, err)
-	}
+	expect.That(t, err == nil && result.IPs[0].Address.String() == "10.0.0.3/24" && string(partial) == last, "got %v, %s, %v", result, partial, err)
 	expect.Same(t, "calls", told, []string{first, last})
 	var request struct{ PrevResult json.RawMessage }
-	if err := json.Unmarshal(r.calls[1].Stdin, &request); err != nil || string(request.PrevResult) != first {
-		t.Errorf("b got %s, %v, want %s", request.PrevResult, err, first)
-	}
+	err = json.Unmarshal(r.calls[1].Stdin, &request)
+	expect.That(t, err == nil && string(request.PrevResult) == first, "b got %s, %v, want %s", request.PrevResult, err, first)
 	cached := c.cached(container("eth0")).Result()
 	expect.Same(t, "cached", string(cached), `{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.3/24"}]}`)
+}
+
+// TestAnInvalidResultLeavesTheOneBefore for the DEL.
+func TestAnInvalidResultLeavesTheOneBefore(t *testing.T) {
+	const ofA = `{"cniVersion":"1.0.0"}`
+	r := &recorder{answer: func(call Call) ([]byte, error) {
+		return []byte(map[string]string{"a": ofA, "b": `{"interfaces":[null]}`}[call.Plugin]), nil
+	}}
+	c := newChain(t, r, `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}, {"type": "b"}]}`)
+	_, partial, err := c.Add(t.Context(), container("eth0"), nil)
+	var bad *ResultError
+	expect.That(t, errors.As(err, &bad) && bad.Plugin == "b" && errors.Is(err, ErrInvalidResult) && string(partial) == ofA,
+		"got %s, %v", partial, err)
+}
+
+// TestCheckCallsAreTheCallsOfCheck: a comparison gets the request that CHECK sends.
+func TestCheckCallsAreTheCallsOfCheck(t *testing.T) {
+	r := &recorder{}
+	c := newChain(t, r, `{"cniVersion": "1.0.0", "name": "net", "plugins": [
+		{"type": "a", "capabilities": {"mac": true}}, {"type": "b", "f": 1.0}]}`)
+	a := container("eth0")
+	a.CapabilityArgs = map[string]any{"mac": "c2:11:22:33:44:55"}
+	result := Partial(`{"cniVersion":"1.0.0"}`)
+	expect.NoError(t, c.Check(context.Background(), a, result))
+	for i, want := range r.calls {
+		got := expect.Value(c.CheckCalls(a, result)(i))(t)
+		got.Parsed, want.Parsed = nil, nil // a function cannot be compared
+		expect.Same(t, "call", got, want)
+	}
+}
+
+func TestCheckSomeAsksThosePlugins(t *testing.T) {
+	for _, asked := range [][]int{{}, {0}, {1, 2}, {0, 1, 2}} {
+		r := &recorder{}
+		c := newChain(t, r, `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "0"}, {"type": "1"}, {"type": "2"}]}`)
+		asks := func(position int) bool { return slices.Contains(asked, position) }
+		expect.NoError(t, c.CheckSome(context.Background(), container("eth0"), Partial(`{}`), asks))
+		var want []string
+		for _, i := range asked {
+			want = append(want, "CHECK "+string(rune('0'+i)))
+		}
+		expect.Same(t, "calls", r.names(), want)
+	}
+}
+
+func TestResultsListInterfacesSince030(t *testing.T) {
+	for version, want := range map[string]bool{"0.1.0": false, "0.2.0": false, "0.3.0": true, "0.3.1": true, "1.1.0": true} {
+		c := newChain(t, &recorder{}, `{"cniVersion": "`+version+`", "name": "net", "plugins": [{"type": "a"}]}`)
+		expect.Same(t, version, c.ListsInterfaces(), want)
+	}
 }

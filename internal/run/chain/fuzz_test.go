@@ -39,9 +39,7 @@ func FuzzRequest(f *testing.F) {
 		for _, args := range []map[string]any{nil, {arg: 9007199254740993}} {
 			data, err := derive(config, a, args)
 			if err != nil {
-				if args == nil {
-					t.Errorf("derive: %v", err)
-				}
+				expect.That(t, args != nil, "derive: %v", err)
 				continue // args of the file are not an object
 			}
 			wantDerived(t, c, a, data, args)
@@ -52,22 +50,17 @@ func FuzzRequest(f *testing.F) {
 func wantDerived(t *testing.T, config, added object, data []byte, args map[string]any) {
 	t.Helper()
 	got, err := parseObject(data)
-	if err != nil || !json.Valid(data) {
-		t.Fatalf("the request is no object: %v: %s", err, data)
-	}
+	expect.Must(t, err == nil && json.Valid(data), "the request is no object: %v: %s", err, data)
 	for _, m := range added {
-		if value, ok := got.get(m.key); !ok || !bytes.Equal(value, m.value) {
-			t.Errorf("added %q is %s, want %s", m.key, value, m.value)
-		}
+		value, ok := got.get(m.key)
+		expect.That(t, ok && bytes.Equal(value, m.value), "added %q is %s, want %s", m.key, value, m.value)
 	}
 	for _, m := range config {
 		if _, over := added.get(m.key); over || m.key == "args" && args != nil {
 			continue
 		}
 		value, ok := got.get(m.key)
-		if reserved(m.key) == ok || ok && !bytes.Equal(value, m.value) {
-			t.Errorf("%q became %s (%v), was %s", m.key, value, ok, m.value)
-		}
+		expect.That(t, reserved(m.key) != ok && (!ok || bytes.Equal(value, m.value)), "%q became %s (%v), was %s", m.key, value, ok, m.value)
 	}
 	if _, over := added.get("args"); args != nil && !over {
 		wantMerged(t, config, got, args)
@@ -80,19 +73,15 @@ func wantMerged(t *testing.T, config, got object, args map[string]any) {
 	t.Helper()
 	cni := func(o object) object {
 		raw, _ := o.get("args")
-		outer := expect.Value(parseObject(raw))(t)
-		raw, _ = outer.get("cni")
+		raw, _ = expect.Value(parseObject(raw))(t).get("cni")
 		return expect.Value(parseObject(raw))(t)
 	}
 	was, is := cni(config), cni(got)
 	for key := range args {
-		if value, ok := is.get(key); !ok || string(value) != "9007199254740993" {
-			t.Errorf("args.cni.%q is %s", key, value)
-		}
+		value, ok := is.get(key)
+		expect.That(t, ok && string(value) == "9007199254740993", "args.cni.%q is %s", key, value)
 		was = slices.DeleteFunc(was, func(m member) bool { return m.key == key })
 		is = slices.DeleteFunc(is, func(m member) bool { return m.key == key })
 	}
-	if len(was) != len(is) || len(was) > 0 && !reflect.DeepEqual(was, is) {
-		t.Errorf("args.cni had %v, has %v", was, is)
-	}
+	expect.That(t, len(was) == len(is) && (len(was) == 0 || reflect.DeepEqual(was, is)), "args.cni had %v, has %v", was, is)
 }

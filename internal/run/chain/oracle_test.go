@@ -45,9 +45,8 @@ func (e *libcniExec) ExecPlugin(ctx context.Context, plugin string, stdin []byte
 // decoded makes JSON comparable.
 func decoded(t *testing.T, data []byte) (v any) {
 	t.Helper()
-	if err := json.Unmarshal(data, &v); err != nil {
-		t.Fatalf("%s: %v", data, err)
-	}
+	err := json.Unmarshal(data, &v)
+	expect.Must(t, err == nil, "%s: %v", data, err)
 	return v
 }
 
@@ -99,16 +98,12 @@ func (x *comparison) run(t *testing.T, verb string, a *Attachment) (failed bool)
 	case "GC":
 		err, want = x.c.GC(ctx, valid), x.libcni.GCNetworkList(ctx, x.c.List, &libcni.GCArgs{ValidAttachments: valid})
 	}
-	if fmt.Sprint(err) != fmt.Sprint(want) {
-		t.Errorf("%s: error %v, libcni's %v", verb, err, want)
-	}
+	expect.That(t, fmt.Sprint(err) == fmt.Sprint(want), "%s: error %v, libcni's %v", verb, err, want)
 	calls := x.ours.calls
 	if verb == "DEL" && err != nil {
 		calls = calls[:min(len(calls), len(x.theirs.calls))] // libcni stops at the first error
 	}
-	if len(calls) != len(x.theirs.calls) {
-		t.Fatalf("%s: calls %q, libcni's %q", verb, x.ours.names(), x.theirs.names())
-	}
+	expect.Must(t, len(calls) == len(x.theirs.calls), "%s: calls %q, libcni's %q", verb, x.ours.names(), x.theirs.names())
 	for i, call := range calls {
 		x.compareCall(t, call, x.theirs.calls[i])
 	}
@@ -133,9 +128,8 @@ func (x *comparison) compareCall(t *testing.T, call, libcnis Call) {
 	if _, ok := want["prevResult"]; !ok && call.Verb == "DEL" && !x.c.CanCheck() {
 		delete(got, "prevResult") // a DEL of an old version gets the result too
 	}
-	if !reflect.DeepEqual(got, want) || call.Verb != libcnis.Verb || call.Plugin != libcnis.Plugin || !slices.Equal(call.Env, libcnis.Env) {
-		t.Errorf("%s %s: %v %q\nlibcni's %s %s: %v %q", call.Verb, call.Plugin, got, call.Env, libcnis.Verb, libcnis.Plugin, want, libcnis.Env)
-	}
+	expect.That(t, reflect.DeepEqual(got, want) && call.Verb == libcnis.Verb && call.Plugin == libcnis.Plugin && slices.Equal(call.Env, libcnis.Env),
+		"%s %s: %v %q\nlibcni's %s %s: %v %q", call.Verb, call.Plugin, got, call.Env, libcnis.Verb, libcnis.Plugin, want, libcnis.Env)
 }
 
 func (x *comparison) compareCache(t *testing.T, a *Attachment) {
@@ -146,9 +140,8 @@ func (x *comparison) compareCache(t *testing.T, a *Attachment) {
 			return nil
 		}
 		expect.NoError(t, err)
-		if info, err := os.Stat(c.cached(a).path()); err != nil || info.Mode() != 0o600 {
-			t.Errorf("mode %v, %v, want 0600", info.Mode(), err)
-		}
+		info, err := os.Stat(c.cached(a).path())
+		expect.That(t, err == nil && info.Mode() == 0o600, "mode %v, %v, want 0600", info.Mode(), err)
 		return decoded(t, data)
 	}
 	expect.Same(t, "cached, beside libcni", read(x.c), read(&Chain{List: x.c.List, CacheDir: x.dir}))

@@ -10,7 +10,7 @@ import (
 )
 
 func TestParseObjectKeepsValuesAndOrder(t *testing.T) {
-	tests := map[string]struct{ in, want, err string }{
+	for name, test := range map[string]struct{ in, want, err string }{
 		"order":                {in: `{"z": 1, "a": 2}`, want: `{"z":1,"a":2}`},
 		"bytes of values":      {in: `{"n": 9007199254740993, "f": 1.50, "e": 1E400, "s": "<&>é\u0041", "o": { "b" : [ 1,2 ] }}`, want: `{"n":9007199254740993,"f":1.50,"e":1E400,"s":"<&>é\u0041","o":{ "b" : [ 1,2 ] }}`},
 		"last of equal keys":   {in: `{"a": 1, "b": 2, "\u0061": 3}`, want: `{"a":3,"b":2}`},
@@ -25,18 +25,13 @@ func TestParseObjectKeepsValuesAndOrder(t *testing.T) {
 		"half a value":         {in: `{"a": [1,`, err: "unexpected end"},
 		"no value":             {in: `{"a": }`, err: "invalid character"},
 		"key a number":         {in: `{1: 2}`, err: "invalid character"},
-	}
-	for name, test := range tests {
+	} {
 		o, err := parseObject([]byte(test.in))
 		if test.err != "" {
-			if err == nil || !strings.Contains(err.Error(), test.err) {
-				t.Errorf("%s: error %v, want one with %q", name, err, test.err)
-			}
+			expect.That(t, err != nil && strings.Contains(err.Error(), test.err), "%s: error %v, want one with %q", name, err, test.err)
 			continue
 		}
-		if got := text(t, o, err); got != test.want {
-			t.Errorf("%s: %s, want %s", name, got, test.want)
-		}
+		expect.Same(t, name, text(t, o, err), test.want)
 	}
 }
 
@@ -104,13 +99,12 @@ func TestDuty_R39_ResultInAFileIsDropped(t *testing.T) {
 func TestDuty_R45_ArgsAreMerged(t *testing.T) {
 	given := map[string]any{"ips": []string{"10.1.2.3"}, "labels": []map[string]string{{"key": "app", "value": "<&>"}}}
 	const labels = `[{"key":"app","value":"\u003c\u0026\u003e"}]`
-	tests := map[string]struct{ config, want string }{
+	for name, test := range map[string]struct{ config, want string }{
 		"none in the file":   {`{"type":"x"}`, `{"type":"x","args":{"cni":{"ips":["10.1.2.3"],"labels":` + labels + `}}}`},
 		"others in the file": {`{"args":{"org":{"n":9007199254740993},"cni":{"ips":["1.1.1.1"],"z":9007199254740993}}}`, `{"args":{"org":{"n":9007199254740993},"cni":{"ips":["10.1.2.3"],"z":9007199254740993,"labels":` + labels + `}}}`},
 		"null in the file":   {`{"args":null,"type":"x"}`, `{"args":{"cni":{"ips":["10.1.2.3"],"labels":` + labels + `}},"type":"x"}`},
 		"null args.cni":      {`{"args":{"cni":null}}`, `{"args":{"cni":{"ips":["10.1.2.3"],"labels":` + labels + `}}}`},
-	}
-	for name, test := range tests {
+	} {
 		t.Run(name, func(t *testing.T) { wantRequest(t, test.config, `{}`, given, test.want) })
 	}
 	wantRequest(t, `{"args":  {"cni": 1}}`, `{}`, nil, `{"args":{"cni": 1}}`)
@@ -119,25 +113,19 @@ func TestDuty_R45_ArgsAreMerged(t *testing.T) {
 		`{"args": {"cni": [1]}}`:  "args.cni: not a JSON object",
 		`{"args": {"cni": "xx"}}`: "args.cni: not a JSON object",
 	} {
-		if got, err := request(t, config, `{}`, given); err == nil || err.Error() != want {
-			t.Errorf("%s: %s, %v; want error %q", config, got, err, want)
-		}
+		got, err := request(t, config, `{}`, given)
+		expect.That(t, err != nil && err.Error() == want, "%s: %s, %v; want error %q", config, got, err, want)
 	}
-	if got, err := request(t, `{}`, `{}`, map[string]any{"f": func() {}}); err == nil {
-		t.Errorf("a value that is no JSON made %s", got)
-	}
+	got, err := request(t, `{}`, `{}`, map[string]any{"f": func() {}})
+	expect.That(t, err != nil, "a value that is no JSON made %s", got)
 }
 
 // TestDeriveLeavesTheConfigurationAlone: all containers share it.
 func TestDeriveLeavesTheConfigurationAlone(t *testing.T) {
 	const config = `{"type":"x","capabilities":{"a":true},"args":{"cni":{}},"prevResult":{}}`
 	c := []byte(config)
-	if _, err := derive(c, object{{"name", json.RawMessage(`"net"`)}, {"type", json.RawMessage(`"y"`)}}, map[string]any{"k": 1}); err != nil {
-		t.Fatal(err)
-	}
-	if string(c) != config {
-		t.Errorf("it became %s", c)
-	}
+	expect.NoError(t, expect.Err(derive(c, object{{"name", json.RawMessage(`"net"`)}, {"type", json.RawMessage(`"y"`)}}, map[string]any{"k": 1})))
+	expect.That(t, string(c) == config, "it became %s", c)
 }
 
 // TestWithoutAddresses: only the given addresses go, and a request that has none of them
@@ -152,9 +140,7 @@ func TestWithoutAddresses(t *testing.T) {
 	} {
 		whole := Call{Stdin: []byte(test.request), Parsed: &Parsed{}}
 		got, err := whole.WithoutAddresses([]netip.Addr{netip.MustParseAddr(test.taken)})
-		if err != nil || string(got.Stdin) != test.want {
-			t.Errorf("%s: got %s, %v", what, got.Stdin, err)
-		}
+		expect.That(t, err == nil && string(got.Stdin) == test.want, "%s: got %s, %v", what, got.Stdin, err)
 		expect.Same(t, what+": the decoded result is kept", got.Parsed != nil, test.want == test.request)
 	}
 }

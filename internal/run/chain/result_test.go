@@ -4,13 +4,15 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // TestFault_F10_ResultThatIsNone: any invalid output of a plugin becomes a
 // typed error, before code follows a null or an index out of range.
 func TestFault_F10_ResultThatIsNone(t *testing.T) {
 	const intf = `"interfaces": [{"name": "eth0"}], `
-	tests := map[string]struct{ out, err string }{
+	for name, test := range map[string]struct{ out, err string }{
 		"empty object":          {`{}`, ""},
 		"usual":                 {`{` + intf + `"ips": [{"interface": 0, "address": "10.0.0.2/24"}], "routes": [{"dst": "0.0.0.0/0"}]}`, ""},
 		"no index":              {`{"ips": [{"address": "10.0.0.2/24"}]}`, ""},
@@ -40,8 +42,7 @@ func TestFault_F10_ResultThatIsNone(t *testing.T) {
 		"ip4 today":             {`{"cniVersion": "1.0.0", "ip4": "not a thing of this version"}`, ""},
 		"ips of old":            {`{"cniVersion": "0.2.0", "ips": [{"interface": 3, "address": "10.0.0.2/24"}]}`, "ips[0] has interface index 3 of 0 interfaces"},
 		"ip6 without address":   {`{"cniVersion": "0.2.0", "ip6": {"gateway": "::1"}}`, "ip6 has no address"},
-	}
-	for name, test := range tests {
+	} {
 		err := ValidateResult([]byte(test.out), "1.0.0")
 		switch {
 		case test.err == "" && err != nil:
@@ -54,7 +55,7 @@ func TestFault_F10_ResultThatIsNone(t *testing.T) {
 
 // TestResultGetsTheConfigurationsVersion if it has none, as in libcni.
 func TestResultGetsTheConfigurationsVersion(t *testing.T) {
-	tests := []struct{ out, version, want string }{
+	for _, test := range []struct{ out, version, want string }{
 		{`{"cniVersion": "0.4.0", "ips": []}`, "1.0.0", `{"cniVersion": "0.4.0", "ips": []}`},
 		{`{"ips": [], "n": 9007199254740993}`, "1.0.0", `{"ips":[],"n":9007199254740993,"cniVersion":"1.0.0"}`},
 		{`{"cniVersion": "", "ips": []}`, "1.0.0", `{"cniVersion":"1.0.0","ips":[]}`},
@@ -63,11 +64,8 @@ func TestResultGetsTheConfigurationsVersion(t *testing.T) {
 		{`{}`, "", `{"cniVersion":"0.1.0"}`},
 		{`null`, "1.0.0", `{"cniVersion":"1.0.0"}`},
 		{`[]`, "1.0.0", ""},
-	}
-	for _, test := range tests {
+	} {
 		got, err := withVersion([]byte(test.out), test.version)
-		if string(got) != test.want || (err == nil) != (test.want != "") {
-			t.Errorf("%s: %s, %v, want %s", test.out, got, err, test.want)
-		}
+		expect.That(t, string(got) == test.want && (err == nil) == (test.want != ""), "%s: %s, %v, want %s", test.out, got, err, test.want)
 	}
 }

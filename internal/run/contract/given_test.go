@@ -18,17 +18,14 @@ func TestTheZeroGivenWorks(t *testing.T) {
 	} {
 		g := From(ctx)
 		expect.NoError(t, g.Durable(), g.Record.Note("test.key", true))
-		if g.Bus == nil || g.Record.Fact("test.key") != nil {
-			t.Errorf("%s: got %+v", what, g)
-		}
+		expect.That(t, g.Bus != nil && g.Record.Fact("test.key") == nil, "%s: got %+v", what, g)
 		expect.Same(t, what+": packet filters", g.Firewalls(nil) != nil, true)
 	}
 }
 
 func TestFromReturnsTheInnermostValue(t *testing.T) {
 	broken := errors.New("the disk is broken")
-	ctx := With(With(t.Context(), Given{}), Given{Durable: func() error { return broken }})
-	expect.Is(t, From(ctx).Durable(), broken)
+	expect.Is(t, From(With(With(t.Context(), Given{}), Given{Durable: func() error { return broken }})).Durable(), broken)
 }
 
 // TestPatience: it ends after all waits together.
@@ -37,17 +34,14 @@ func TestPatience(t *testing.T) {
 	ctx, stop := p.Wait(t.Context())
 	expect.NoError(t, ctx.Err())
 	stop()
-	if ctx.Err() == nil || p.left == time.Hour || p.left < time.Minute {
-		t.Errorf("%v is left, and the context is %v", p.left, ctx.Err())
-	}
+	expect.That(t, ctx.Err() != nil && p.left != time.Hour && p.left >= time.Minute, "%v is left, and the context is %v", p.left, ctx.Err())
 	p.left = time.Millisecond
 	for range 2 {
 		ctx, stop := p.Wait(t.Context())
 		<-ctx.Done()
 		stop()
-		if err := context.Cause(ctx); !errors.Is(err, ErrEnough) || p.left != 0 {
-			t.Errorf("it ended with %v, and %v is left", err, p.left)
-		}
+		err := context.Cause(ctx)
+		expect.That(t, errors.Is(err, ErrEnough) && p.left == 0, "it ended with %v, and %v is left", err, p.left)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -56,7 +50,6 @@ func TestPatience(t *testing.T) {
 	expect.Is(t, context.Cause(ctx), context.Canceled)
 	ctx, stop = (*Patience)(nil).Wait(t.Context())
 	defer stop()
-	if _, limited := ctx.Deadline(); limited {
-		t.Error("without a patience it ends")
-	}
+	_, limited := ctx.Deadline()
+	expect.That(t, !limited, "without a patience it ends")
 }

@@ -30,9 +30,8 @@ func TestReported(t *testing.T) {
 		"of another name":             {`{"name": "eth1", "sandbox": "/run/netns/c1"}`, ""},
 	} {
 		i, err := Reported(request(t, `{"cniVersion": "1.0.0", "interfaces": [`+test.interfaces+`]}`))
-		if (err == nil) != (test.want != "") || err == nil && i.Mac != test.want {
-			t.Errorf("%s: got %v, %v, want the MAC address %q", name, i, err, test.want)
-		}
+		expect.That(t, (err == nil) == (test.want != "") && (err != nil || i.Mac == test.want),
+			"%s: got %v, %v, want the MAC address %q", name, i, err, test.want)
 	}
 	expect.Fails(t, "found an interface without a result", expect.Err(Reported(&plugin.Request{IfName: "eth0"})))
 }
@@ -47,12 +46,9 @@ func TestFault_F37_CheckWantsTheAddressesOfALaterPlugin(t *testing.T) {
 	for _, ip := range OwnResult(r).IPs {
 		got = append(got, ip.Address.String())
 	}
-	if want := "10.1.0.2/24 10.1.0.3/24"; strings.Join(got, " ") != want {
-		t.Errorf("got %v, want %s", got, want)
-	}
-	if len(r.PrevResult.IPs) != 5 {
-		t.Error("the result has changed")
-	}
+	want := "10.1.0.2/24 10.1.0.3/24"
+	expect.That(t, strings.Join(got, " ") == want, "got %v, want %s", got, want)
+	expect.That(t, len(r.PrevResult.IPs) == 5, "the result has changed")
 }
 
 func TestSameMAC(t *testing.T) {
@@ -63,7 +59,5 @@ func TestSameMAC(t *testing.T) {
 	} {
 		expect.Same(t, said, SameMAC(said, has), want)
 	}
-	if !SameMAC("c0:00:02:01", net.HardwareAddr{0xc0, 0, 2, 1}) {
-		t.Error("the address of a tunnel is not the same as itself")
-	}
+	expect.That(t, SameMAC("c0:00:02:01", net.HardwareAddr{0xc0, 0, 2, 1}), "the address of a tunnel is not the same as itself")
 }

@@ -22,9 +22,7 @@ func TestLeadsAway(t *testing.T) {
 	expect.NoError(t, os.WriteFile(file, nil, 0o600))
 	expect.NoError(t, os.Symlink(loop, loop))
 	want, ok := At(file)
-	if !ok {
-		t.Fatalf("%s cannot be followed", file)
-	}
+	expect.Must(t, ok, "%s cannot be followed", file)
 	for what, test := range map[string]struct {
 		path string
 		want bool
@@ -51,18 +49,12 @@ func TestThisThreadIsFound(t *testing.T) {
 	own, err := netns.CurrentID()
 	expect.NoError(t, err)
 	ns, _, err := Search(own, proc.Thread)
-	if err != nil || ns == nil {
-		t.Fatalf("got %v, %v", ns, err)
-	}
+	expect.Must(t, err == nil && ns != nil, "got %v, %v", ns, err)
 	defer ns.Close()
-	if ns.ID() != own || !LeadsTo(DescriptorPath(ns), ns) {
-		t.Errorf("%s and %s are not %s", ns.ID(), DescriptorPath(ns), own)
-	}
-	all := expect.Value(Inhabited())(t)
-	expect.Same(t, "a thread is in it", all[own.Ino], true)
-	if none, _, err := Search(netns.ID{Dev: own.Dev, Ino: 1}, proc.Any); none != nil || err != nil {
-		t.Errorf("a namespace that does not exist: %v, %v", none, err)
-	}
+	expect.That(t, ns.ID() == own && LeadsTo(DescriptorPath(ns), ns), "%s and %s are not %s", ns.ID(), DescriptorPath(ns), own)
+	expect.Same(t, "a thread is in it", expect.Value(Inhabited())(t)[own.Ino], true)
+	none, _, err := Search(netns.ID{Dev: own.Dev, Ino: 1}, proc.Any)
+	expect.That(t, none == nil && err == nil, "a namespace that does not exist: %v, %v", none, err)
 }
 
 // TestTheFirstProcesssNamespaceIsThatOfItsThreads, even if its leading thread
@@ -94,9 +86,8 @@ func TestTheFirstProcesssNamespaceIsThatOfItsThreads(t *testing.T) {
 		for tid, to := range test.threads {
 			links["1/task/"+tid+"/ns/net"] = to
 		}
-		if got, ok := First(procWith(t, links)); got != test.want || ok != test.ok {
-			t.Errorf("%s: got %v, %v, want %v, %v", what, got, ok, test.want, test.ok)
-		}
+		got, ok := First(procWith(t, links))
+		expect.That(t, got == test.want && ok == test.ok, "%s: got %v, %v, want %v, %v", what, got, ok, test.want, test.ok)
 	}
 }
 
@@ -156,7 +147,6 @@ func another(t *testing.T, unshare bool) (root string) {
 	root, err = bufio.NewReader(out).ReadString('\n')
 	expect.NoError(t, err)
 	root = root[:len(root)-1]
-	_, err = os.Stat(root)
-	expect.NoError(t, err)
+	expect.NoError(t, expect.Err(os.Stat(root)))
 	return root
 }

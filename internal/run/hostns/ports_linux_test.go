@@ -77,8 +77,7 @@ func bound80(t *testing.T, h *NetNS, protocol, addr string) bool {
 	if addr != "" {
 		c.Addr = netip.MustParseAddr(addr)
 	}
-	taken := expect.Value(h.Bound([]ports.Claim{c}, slog.New(slog.DiscardHandler)))(t)
-	return len(taken) > 0
+	return len(expect.Value(h.Bound([]ports.Claim{c}, slog.New(slog.DiscardHandler)))(t)) > 0
 }
 
 // TestBound: a socket has the ports at its address, for each protocol.
@@ -142,9 +141,7 @@ func TestBoundLeavesNothing(t *testing.T) {
 	for range 2 {
 		for _, addr := range []string{"", "127.0.0.1", "192.0.2.1", "2001:db8::1"} {
 			for _, protocol := range ports.Protocols() {
-				if bound80(t, h, protocol, addr) {
-					t.Errorf("%s at %q is in use", protocol, addr)
-				}
+				expect.That(t, !bound80(t, h, protocol, addr), "%s at %q is in use", protocol, addr)
 			}
 		}
 	}
@@ -159,8 +156,7 @@ func TestBoundByOthers(t *testing.T) {
 	ephemeral := listen(t, h.Handle, "udp", "127.0.0.1", 40000)
 	child := exec.Command("sleep", "60")
 	for _, fd := range []int{theirs, ephemeral} {
-		another := expect.Value(unix.Dup(fd))(t)
-		child.ExtraFiles = append(child.ExtraFiles, os.NewFile(uintptr(another), "socket"))
+		child.ExtraFiles = append(child.ExtraFiles, os.NewFile(uintptr(expect.Value(unix.Dup(fd))(t)), "socket"))
 	}
 	expect.NoError(t, child.Start())
 	defer func() {
@@ -178,18 +174,15 @@ func TestBoundByOthers(t *testing.T) {
 		{Protocol: "udp", Port: 40000}, {Protocol: "tcp", Port: 83},
 	}
 	log := slog.New(slog.DiscardHandler)
-	taken := expect.Value(h.Bound(claims, log))(t)
-	expect.Same(t, "by anybody", taken, claims[:4])
-	taken = expect.Value(h.BoundByOthers(claims, log))(t)
-	expect.Same(t, "by others", taken, claims[2:3])
+	expect.Same(t, "by anybody", expect.Value(h.Bound(claims, log))(t), claims[:4])
+	expect.Same(t, "by others", expect.Value(h.BoundByOthers(claims, log))(t), claims[2:3])
 }
 
 func TestLocalPortsAreThoseOfTheNamespace(t *testing.T) {
 	h := host(t)
-	local := expect.Value(h.LocalPorts())(t)
-	expect.Same(t, "reserved in a new namespace", len(local.Reserved), 0)
+	expect.Same(t, "reserved in a new namespace", len(expect.Value(h.LocalPorts())(t).Reserved), 0)
 	nettest.Shell(t, h.Handle, "echo 40000 41000 > /proc/sys/net/ipv4/ip_local_port_range; echo 8080,9000-9002 > /proc/sys/net/ipv4/ip_local_reserved_ports")
-	local = expect.Value(h.LocalPorts())(t)
+	local := expect.Value(h.LocalPorts())(t)
 	expect.Same(t, "local ports", local, ports.Local{Ephemeral: ports.Row{First: 40000, Last: 41000}, Reserved: []ports.Row{{First: 8080, Last: 8080}, {First: 9000, Last: 9002}}})
 	for port, want := range map[uint16][2]bool{8079: {}, 8080: {false, true}, 9001: {false, true}, 9003: {}, 40000: {true, false}, 41001: {}} {
 		expect.Same(t, "ephemeral and reserved", [2]bool{local.IsEphemeral(port), local.IsReserved(port)}, want)

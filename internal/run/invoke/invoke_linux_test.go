@@ -21,7 +21,7 @@ import (
 const mib = 1 << 20
 
 func TestRun(t *testing.T) {
-	tests := []struct {
+	for _, tt := range []struct {
 		name   string
 		script string
 		stdin  []byte
@@ -60,8 +60,7 @@ func TestRun(t *testing.T) {
 			stdin:  bytes.Repeat([]byte("x"), 3*mib),
 			want:   Output{Stdout: bytes.Repeat([]byte("x"), 3*mib)},
 		},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			noLeak(t)
 			req := scripted(t, tt.script)
@@ -73,23 +72,20 @@ func TestRun(t *testing.T) {
 			if tt.exit != nil {
 				tt.exit.Path = req.Path
 			}
-			if !reflect.DeepEqual(exit, tt.exit) || (err != nil) != (tt.exit != nil) {
-				t.Errorf("got %v (%v), want %v", exit, err, tt.exit)
-			}
+			expect.That(t, reflect.DeepEqual(exit, tt.exit) && (err != nil) == (tt.exit != nil), "got %v (%v), want %v", exit, err, tt.exit)
 			noSurvivors(t, req)
 		})
 	}
 }
 
 func TestExitErrorNamesTheCause(t *testing.T) {
-	tests := []struct {
+	for _, tt := range []struct {
 		err  ExitError
 		want string
 	}{
 		{ExitError{Path: "/opt/cni/bin/bridge", Code: 1}, "/opt/cni/bin/bridge: exit status 1"},
 		{ExitError{Path: "/opt/cni/bin/bridge", Code: -1, Signal: syscall.SIGSEGV}, "/opt/cni/bin/bridge: killed by signal 11 (segmentation fault)"},
-	}
-	for _, tt := range tests {
+	} {
 		expect.Same(t, "result", tt.err.Error(), tt.want)
 	}
 }
@@ -101,7 +97,7 @@ func TestFilesThatCannotBeStarted(t *testing.T) {
 	cancel(cause)
 	plain := filepath.Join(t.TempDir(), "plain")
 	expect.NoError(t, os.WriteFile(plain, nil, 0o600))
-	tests := []struct {
+	for _, tt := range []struct {
 		name string
 		ctx  context.Context
 		path string
@@ -112,16 +108,11 @@ func TestFilesThatCannotBeStarted(t *testing.T) {
 		{"not executable", context.Background(), plain, "start " + plain + ": permission denied", fs.ErrPermission},
 		{"relative", context.Background(), "bridge", `start plugin "bridge": not an absolute path`, nil},
 		{"context over", over, "/nonexistent/bridge", "/nonexistent/bridge not started: context canceled: the daemon stops", cause},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			out, err := Run(tt.ctx, Request{Path: tt.path}, Limits{})
-			if !reflect.DeepEqual(out, Output{}) || err == nil || err.Error() != tt.text {
-				t.Errorf("got  %v, %v\nwant %v", out, err, tt.text)
-			}
-			if tt.is != nil && !errors.Is(err, tt.is) {
-				t.Errorf("got %v, want one that is %v", err, tt.is)
-			}
+			expect.That(t, reflect.DeepEqual(out, Output{}) && err != nil && err.Error() == tt.text, "got  %v, %v\nwant %v", out, err, tt.text)
+			expect.That(t, tt.is == nil || errors.Is(err, tt.is), "got %v, want one that is %v", err, tt.is)
 		})
 	}
 }
@@ -135,9 +126,7 @@ func TestInheritedFiles(t *testing.T) {
 	req := scripted(t, "fd3")
 	req.Inherit = []*os.File{f}
 	out, err := Run(context.Background(), req, Limits{})
-	if err != nil || string(out.Stdout) != "inherited" {
-		t.Errorf("got %q, %v", out.Stdout, err)
-	}
+	expect.That(t, err == nil && string(out.Stdout) == "inherited", "got %q, %v", out.Stdout, err)
 }
 
 // patient are limits with which Run returns when all that it has killed is gone, however
@@ -146,12 +135,11 @@ func TestInheritedFiles(t *testing.T) {
 func patient() Limits { return Limits{KillWait: expect.Patience} }
 
 func TestFault_F13_DeadlineWhileAChildHoldsStdout(t *testing.T) {
-	tests := []struct{ name, script string }{
+	for _, tt := range []struct{ name, script string }{
 		{"the plugin hangs", "stubborn; say partial; ready; hang"},
 		{"a child hangs", "stubborn; say partial; fork; ready; hang"},
 		{"children hang, output goes on", "say partial; fork; fork; fork; err 200000; ready; hang"},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			noLeak(t)
 			ctx, cancel := context.WithCancelCause(context.Background())
@@ -163,15 +151,10 @@ func TestFault_F13_DeadlineWhileAChildHoldsStdout(t *testing.T) {
 			out, err := Run(ctx, req, patient())
 			over := time.Since(end)
 			t.Logf("M7: returned %v after the end of the context", over)
-			if over > expect.Patience/2 {
-				t.Errorf("%v too late", over)
-			}
-			if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, context.Canceled) {
-				t.Errorf("got %v, want the context's error and its cause", err)
-			}
-			if string(out.Stdout) != "partial\n" {
-				t.Errorf("got %q, want the output printed in time", out.Stdout)
-			}
+			expect.That(t, over <= expect.Patience/2, "%v too late", over)
+			expect.That(t, errors.Is(err, context.DeadlineExceeded) && errors.Is(err, context.Canceled),
+				"got %v, want the context's error and its cause", err)
+			expect.That(t, string(out.Stdout) == "partial\n", "got %q, want the output printed in time", out.Stdout)
 			noSurvivors(t, req)
 		})
 	}
@@ -186,12 +169,9 @@ func TestFault_F13_Deadline(t *testing.T) {
 	_, err := Run(ctx, req, patient())
 	over := time.Since(end)
 	t.Logf("M7: returned %v after the deadline", over)
-	if over > expect.Patience/2 {
-		t.Errorf("%v too late", over)
-	}
-	if want := req.Path + " killed: context deadline exceeded"; !errors.Is(err, context.DeadlineExceeded) || err.Error() != want {
-		t.Errorf("got  %v\nwant %v", err, want)
-	}
+	expect.That(t, over <= expect.Patience/2, "%v too late", over)
+	want := req.Path + " killed: context deadline exceeded"
+	expect.That(t, errors.Is(err, context.DeadlineExceeded) && err.Error() == want, "got  %v\nwant %v", err, want)
 	noSurvivors(t, req)
 }
 
@@ -202,13 +182,10 @@ func TestFault_F13_AFailedPluginTakesItsChildrenAlong(t *testing.T) {
 			req := scripted(t, "fork; say why; "+end)
 			start := time.Now()
 			out, err := Run(context.Background(), req, Limits{KillWait: 20 * time.Second})
-			if took := time.Since(start); took > 10*time.Second {
-				t.Errorf("took %v, though the child was killed", took)
-			}
+			took := time.Since(start)
+			expect.That(t, took <= 10*time.Second, "took %v, though the child was killed", took)
 			var exit *ExitError
-			if !errors.As(err, &exit) || string(out.Stdout) != "why\n" {
-				t.Errorf("got %q, %v", out.Stdout, err)
-			}
+			expect.That(t, errors.As(err, &exit) && string(out.Stdout) == "why\n", "got %q, %v", out.Stdout, err)
 			noSurvivors(t, req)
 		})
 	}
@@ -222,17 +199,12 @@ func TestFault_F13_ADaemonOfASuccessfulPluginLivesOn(t *testing.T) {
 	req.Inherit = []*os.File{whenReady(t, func() { lastWord <- time.Now() })}
 	out, err := Run(context.Background(), req, Limits{KillWait: killWait})
 	returned := time.Now()
-	if err != nil || string(out.Stdout) != "attached\n" {
-		t.Errorf("got %q, %v", out.Stdout, err)
-	}
+	expect.That(t, err == nil && string(out.Stdout) == "attached\n", "got %q, %v", out.Stdout, err)
 	over := returned.Sub(<-lastWord)
 	t.Logf("returned %v after the plugin's last word", over)
-	if over > expect.Patience/2 {
-		t.Errorf("%v too late", over)
-	}
-	if pids := survivors(t, req.Env[1]); len(pids) != 1 {
-		t.Errorf("processes %v are alive, want the daemon", pids)
-	}
+	expect.That(t, over <= expect.Patience/2, "%v too late", over)
+	pids := survivors(t, req.Env[1])
+	expect.That(t, len(pids) == 1, "processes %v are alive, want the daemon", pids)
 }
 
 // TestFault_F13_OutputInThePipeIsRead: the reader gets no processor time
@@ -248,9 +220,7 @@ func TestFault_F13_OutputInThePipeIsRead(t *testing.T) {
 	expect.NoError(t, r.SetDeadline(time.Unix(1, 0)))
 	var got []byte
 	read(r, func(p []byte) bool { got = append(got, p...); return true })
-	if !bytes.Equal(got, want) {
-		t.Errorf("read %d bytes, want %d", len(got), len(want))
-	}
+	expect.That(t, bytes.Equal(got, want), "read %d bytes, want %d", len(got), len(want))
 }
 
 // TestFault_F13_PrintedOutputIsNotLost leaves no time at all to read the output
@@ -261,9 +231,7 @@ func TestFault_F13_PrintedOutputIsNotLost(t *testing.T) {
 	req := scripted(t, fmt.Sprintf("fork; out %d; err %d", n, n))
 	out, err := Run(context.Background(), req, Limits{KillWait: 1})
 	want := Output{Stdout: numbered(t, 0, n), Stderr: numbered(t, 0, n)}
-	if err != nil || !reflect.DeepEqual(out, want) {
-		t.Errorf("got %d and %d bytes, %v; want %d", len(out.Stdout), len(out.Stderr), err, n)
-	}
+	expect.That(t, err == nil && reflect.DeepEqual(out, want), "got %d and %d bytes, %v; want %d", len(out.Stdout), len(out.Stderr), err, n)
 }
 
 func TestFault_F23_OnlyTheGivenEnvironment(t *testing.T) {
@@ -271,13 +239,10 @@ func TestFault_F23_OnlyTheGivenEnvironment(t *testing.T) {
 	req := scripted(t, "env")
 	req.Env = append(req.Env, "CNI_COMMAND=ADD")
 	out, err := Run(context.Background(), req, Limits{})
-	if want := strings.Join(req.Env, "\n") + "\n"; err != nil || string(out.Stdout) != want {
-		t.Errorf("got %q, %v; want %q", out.Stdout, err, want)
-	}
+	want := strings.Join(req.Env, "\n") + "\n"
+	expect.That(t, err == nil && string(out.Stdout) == want, "got %q, %v; want %q", out.Stdout, err, want)
 	out, err = Run(context.Background(), Request{Path: "/usr/bin/env"}, Limits{})
-	if err != nil || len(out.Stdout) != 0 {
-		t.Errorf("an empty environment became %q, %v", out.Stdout, err)
-	}
+	expect.That(t, err == nil && len(out.Stdout) == 0, "an empty environment became %q, %v", out.Stdout, err)
 }
 
 func TestDuty_R43_StderrIsKeptAndBounded(t *testing.T) {
@@ -286,9 +251,8 @@ func TestDuty_R43_StderrIsKeptAndBounded(t *testing.T) {
 	log := append(numbered(t, 0, 80_000), "no more addresses\n"...)
 	want := Output{Stderr: log[len(log)-1000:]}
 	expect.Same(t, "output", out, want)
-	if exit := new(ExitError); !errors.As(err, &exit) {
-		t.Errorf("got %v, want an ExitError", err)
-	}
+	exit := new(ExitError)
+	expect.That(t, errors.As(err, &exit), "got %v, want an ExitError", err)
 }
 
 // TestSomebodyElseReaps covers runtimes that ignore SIGCHLD or reap all
@@ -296,9 +260,8 @@ func TestDuty_R43_StderrIsKeptAndBounded(t *testing.T) {
 // call does not hang.
 func TestSomebodyElseReaps(t *testing.T) {
 	out, err := Run(context.Background(), scripted(t, "autoreap"), Limits{})
-	if want := `"hello\n" true`; err != nil || string(out.Stdout) != want {
-		t.Errorf("got %s, %v, %s; want %s", out.Stdout, err, out.Stderr, want)
-	}
+	want := `"hello\n" true`
+	expect.That(t, err == nil && string(out.Stdout) == want, "got %s, %v, %s; want %s", out.Stdout, err, out.Stderr, want)
 }
 
 func TestManyAtOnce(t *testing.T) {
@@ -309,9 +272,7 @@ func TestManyAtOnce(t *testing.T) {
 			req := scripted(t, "cat")
 			req.Stdin = fmt.Appendf(nil, "%d", i)
 			out, err := Run(context.Background(), req, Limits{})
-			if err != nil || !bytes.Equal(out.Stdout, req.Stdin) {
-				t.Errorf("got %q, %v; want %q", out.Stdout, err, req.Stdin)
-			}
+			expect.That(t, err == nil && bytes.Equal(out.Stdout, req.Stdin), "got %q, %v; want %q", out.Stdout, err, req.Stdin)
 		})
 	}
 	wg.Wait()

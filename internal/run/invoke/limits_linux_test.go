@@ -15,7 +15,7 @@ import (
 )
 
 func TestFault_F17_TooMuchOnStdout(t *testing.T) {
-	tests := []struct {
+	for _, tt := range []struct {
 		name, script string
 		lim          Limits
 		want         int
@@ -23,8 +23,7 @@ func TestFault_F17_TooMuchOnStdout(t *testing.T) {
 		{"256 MB", fmt.Sprintf("fork; out %d; hang", 256*mib), Limits{}, 4 * mib},
 		{"one byte too many", "out 1001; hang", Limits{Stdout: 1000}, 1000},
 		{"and then success", "out 1001", Limits{Stdout: 1000}, 1000},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			noLeak(t)
 			req := scripted(t, tt.script)
@@ -33,12 +32,9 @@ func TestFault_F17_TooMuchOnStdout(t *testing.T) {
 			tt.lim.KillWait = patient().KillWait
 			bytes := allocated(func() { out, err = Run(context.Background(), req, tt.lim) })
 			t.Logf("%d KiB allocated", bytes/1024)
-			if bytes > 64*mib {
-				t.Errorf("%d MiB allocated", bytes/mib)
-			}
-			if !errors.Is(err, ErrOutputTooLarge) || len(out.Stdout) != tt.want {
-				t.Errorf("got %d bytes, %v; want the first %d and ErrOutputTooLarge", len(out.Stdout), err, tt.want)
-			}
+			expect.That(t, bytes <= 64*mib, "%d MiB allocated", bytes/mib)
+			expect.That(t, errors.Is(err, ErrOutputTooLarge) && len(out.Stdout) == tt.want,
+				"got %d bytes, %v; want the first %d and ErrOutputTooLarge", len(out.Stdout), err, tt.want)
 			noSurvivors(t, req)
 		})
 	}
@@ -61,9 +57,8 @@ func TestFault_F17_ADaemonThatPrintsTooMuch(t *testing.T) {
 func TestFault_F17_ExactlyTheLimit(t *testing.T) {
 	noLeak(t)
 	out, err := Run(context.Background(), scripted(t, "out 1000"), Limits{Stdout: 1000})
-	if want := (Output{Stdout: numbered(t, 0, 1000)}); err != nil || !reflect.DeepEqual(out, want) {
-		t.Errorf("got %d bytes, %v", len(out.Stdout), err)
-	}
+	want := (Output{Stdout: numbered(t, 0, 1000)})
+	expect.That(t, err == nil && reflect.DeepEqual(out, want), "got %d bytes, %v", len(out.Stdout), err)
 }
 
 func TestFault_F17_StderrWithoutEnd(t *testing.T) {
@@ -74,13 +69,9 @@ func TestFault_F17_StderrWithoutEnd(t *testing.T) {
 	var err error
 	bytes := allocated(func() { out, err = Run(context.Background(), req, Limits{}) })
 	t.Logf("%d KiB allocated", bytes/1024)
-	if bytes > mib {
-		t.Errorf("%d KiB allocated", bytes/1024)
-	}
+	expect.That(t, bytes <= mib, "%d KiB allocated", bytes/1024)
 	want := Output{Stdout: []byte("attached\n"), Stderr: numbered(t, n-64<<10, n)}
-	if err != nil || !reflect.DeepEqual(out, want) {
-		t.Errorf("got %d bytes, %v", len(out.Stderr), err)
-	}
+	expect.That(t, err == nil && reflect.DeepEqual(out, want), "got %d bytes, %v", len(out.Stderr), err)
 }
 
 // busyPlugin is an executable that is open for writing until the returned file
@@ -104,12 +95,8 @@ func TestFault_F18_BusyExecutable(t *testing.T) {
 		}
 		return start()
 	}}, Limits{BusyWait: 20 * time.Second})
-	if err != nil || string(out.Stdout) != "attached\n" {
-		t.Errorf("got %q, %v", out.Stdout, err)
-	}
-	if tries < 4 {
-		t.Errorf("started at try %d: it was never busy", tries)
-	}
+	expect.That(t, err == nil && string(out.Stdout) == "attached\n", "got %q, %v", out.Stdout, err)
+	expect.That(t, tries >= 4, "started at try %d: it was never busy", tries)
 }
 
 func TestFault_F18_BusyForTooLong(t *testing.T) {
@@ -117,12 +104,10 @@ func TestFault_F18_BusyForTooLong(t *testing.T) {
 	path, _ := busyPlugin(t)
 	start := time.Now()
 	_, err := Run(context.Background(), Request{Path: path}, Limits{BusyWait: 30 * time.Millisecond})
-	if took := time.Since(start); took > patient().KillWait/2 {
-		t.Errorf("took %v", took)
-	}
-	if want := "start " + path + ": text file busy"; !errors.Is(err, syscall.ETXTBSY) || err.Error() != want {
-		t.Errorf("got  %v\nwant %s", err, want)
-	}
+	took := time.Since(start)
+	expect.That(t, took <= patient().KillWait/2, "took %v", took)
+	want := "start " + path + ": text file busy"
+	expect.That(t, errors.Is(err, syscall.ETXTBSY) && err.Error() == want, "got  %v\nwant %s", err, want)
 }
 
 func TestFault_F18_BusyUntilTheDeadline(t *testing.T) {
@@ -132,12 +117,10 @@ func TestFault_F18_BusyUntilTheDeadline(t *testing.T) {
 	defer cancel()
 	start := time.Now()
 	_, err := Run(ctx, Request{Path: path}, Limits{BusyWait: time.Hour})
-	if took := time.Since(start); took > patient().KillWait/2 {
-		t.Errorf("took %v", took)
-	}
-	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, syscall.ETXTBSY) {
-		t.Errorf("got %v, want the deadline and the step that used it up", err)
-	}
+	took := time.Since(start)
+	expect.That(t, took <= patient().KillWait/2, "took %v", took)
+	expect.That(t, errors.Is(err, context.DeadlineExceeded) && errors.Is(err, syscall.ETXTBSY),
+		"got %v, want the deadline and the step that used it up", err)
 }
 
 // TestARootSharesFiles: parts of a path that are nowhere do not matter, and a link may lead
@@ -156,14 +139,12 @@ func TestARootSharesFiles(t *testing.T) {
 		"/no/such/directory":                  false, // the roots are two directories
 		"/file":                               false, // there is none outside
 	} {
-		if err := Root(root).Shares(path); (err == nil) != same {
-			t.Errorf("%s: %v", path, err)
-		}
+		err := Root(root).Shares(path)
+		expect.That(t, (err == nil) == same, "%s: %v", path, err)
 	}
 	for path, same := range map[string]bool{shared: true, filepath.Join(shared, "networks/net"): true, "/no/such/directory": true} {
-		if err := Root("/").Shares(path); (err == nil) != same {
-			t.Errorf("%s in the root itself: %v", path, err)
-		}
+		err := Root("/").Shares(path)
+		expect.That(t, (err == nil) == same, "%s in the root itself: %v", path, err)
 	}
 	expect.Fails(t, "a root that is missing shares files", Root(filepath.Join(root, "none")).Shares(shared))
 }
@@ -178,15 +159,11 @@ func write(t *testing.T, dir, name string) string {
 // TestAMissingRootIsNoMissingPlugin, so that no other plugin runs in its place.
 func TestAMissingRootIsNoMissingPlugin(t *testing.T) {
 	none := Root(filepath.Join(t.TempDir(), "none"))
-	if _, err := none.Find("bridge", []string{"/bin"}, false); err == nil || errors.Is(err, ErrNotFound) {
-		t.Errorf("Find: %v", err)
-	}
-	if err := none.Check("bridge", "/bin/bridge", false); err == nil || errors.Is(err, ErrNotFound) {
-		t.Errorf("Check: %v", err)
-	}
-	if _, err := none.Find("bridge", []string{"/bin"}, true); err == nil || errors.Is(err, ErrNotFound) {
-		t.Errorf("with insecure files: %v", err)
-	}
-	_, err := Run(t.Context(), Request{Path: "/bin/true", Root: none}, Limits{})
-	expect.Is(t, err, ErrNotStarted)
+	_, err := none.Find("bridge", []string{"/bin"}, false)
+	expect.That(t, err != nil && !errors.Is(err, ErrNotFound), "Find: %v", err)
+	err = none.Check("bridge", "/bin/bridge", false)
+	expect.That(t, err != nil && !errors.Is(err, ErrNotFound), "Check: %v", err)
+	_, err = none.Find("bridge", []string{"/bin"}, true)
+	expect.That(t, err != nil && !errors.Is(err, ErrNotFound), "with insecure files: %v", err)
+	expect.Is(t, expect.Err(Run(t.Context(), Request{Path: "/bin/true", Root: none}, Limits{})), ErrNotStarted)
 }

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -44,9 +43,7 @@ func inNamespaces(t *testing.T) bool {
 	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) && os.Geteuid() == 0 {
 		out, err = run(&syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET})
 	}
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	expect.Must(t, err == nil, "%v\n%s", err, out)
 	return false
 }
 
@@ -87,36 +84,8 @@ func runIn(t *testing.T, ns *netns.Handle) string {
 	req := scripted(t, "netns")
 	req.In = in(ns)
 	out, err := Run(context.Background(), req, Limits{})
-	if err != nil {
-		t.Errorf("%v: %s", err, out.Stderr)
-	}
+	expect.That(t, err == nil, "%v: %s", err, out.Stderr)
 	return string(out.Stdout)
-}
-
-func TestDuty_R13_TheNetNSOfTheCallingThread(t *testing.T) {
-	if !inNamespaces(t) {
-		return
-	}
-	own, other := ownNetNS(t), newNetNS(t)
-	if nameOf(own) == nameOf(other) {
-		t.Fatal("there is one namespace only")
-	}
-	expect.Same(t, "on an ordinary thread", runIn(t, nil), nameOf(own))
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // never unlocked, as in BuildKit
-		if err := unix.Setns(int(other.File().Fd()), unix.CLONE_NEWNET); err != nil {
-			t.Error(err)
-			return
-		}
-		for range 5 {
-			expect.Same(t, "on a thread in another namespace", runIn(t, nil), nameOf(other))
-		}
-		expect.Same(t, "sent back", runIn(t, own), nameOf(own))
-		expect.Same(t, "afterwards the thread is in", runIn(t, nil), nameOf(other))
-	}()
-	<-done
 }
 
 func TestDuty_R13_AGivenNetNS(t *testing.T) {
@@ -160,8 +129,7 @@ func TestANamespaceThatCannotBeEntered(t *testing.T) {
 	req := scripted(t, "say started")
 	req.In = in(closed)
 	out, err := Run(context.Background(), req, Limits{})
-	if len(out.Stdout) != 0 || !errors.Is(err, os.ErrClosed) || !errors.Is(err, ErrNotStarted) || !strings.Contains(err.Error(), req.Path) {
-		t.Errorf("got %q, %v, want os.ErrClosed", out.Stdout, err)
-	}
+	expect.That(t, len(out.Stdout) == 0 && errors.Is(err, os.ErrClosed) && errors.Is(err, ErrNotStarted) && strings.Contains(err.Error(), req.Path),
+		"got %q, %v, want os.ErrClosed", out.Stdout, err)
 	expect.Same(t, "threads elsewhere", threadsElsewhere(t, own), 0)
 }

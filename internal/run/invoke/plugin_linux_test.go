@@ -51,8 +51,7 @@ func perform(verb, arg string) {
 		if verb == "err" {
 			print = os.Stderr
 		}
-		_, err = io.Copy(print, io.LimitReader(newNumbers(), int64(n)))
-		check(err)
+		check(expect.Err(io.Copy(print, io.LimitReader(newNumbers(), int64(n)))))
 	case "say":
 		fmt.Println(arg)
 	case "log":
@@ -71,14 +70,11 @@ func perform(verb, arg string) {
 	case "fork": // a child that hangs with our stdout, stderr and stdin
 		fork("hang")
 	case "ready": // inform the test through an inherited file
-		_, err := os.NewFile(3, "ready").Write([]byte{'!'})
-		check(err)
+		check(expect.Err(os.NewFile(3, "ready").Write([]byte{'!'})))
 	case "cat":
-		_, err := io.Copy(os.Stdout, os.Stdin)
-		check(err)
+		check(expect.Err(io.Copy(os.Stdout, os.Stdin)))
 	case "fd3":
-		_, err := io.Copy(os.Stdout, os.NewFile(3, "fd3"))
-		check(err)
+		check(expect.Err(io.Copy(os.Stdout, os.NewFile(3, "fd3"))))
 	case "env":
 		fmt.Println(strings.Join(os.Environ(), "\n"))
 	case "netns":
@@ -179,8 +175,7 @@ func survivors(t *testing.T, mark string) []int {
 		if err != nil || !bytes.Contains(env, []byte(mark)) {
 			continue
 		}
-		pid := expect.Value(strconv.Atoi(filepath.Base(filepath.Dir(file))))(t)
-		pids = append(pids, pid)
+		pids = append(pids, expect.Value(strconv.Atoi(filepath.Base(filepath.Dir(file))))(t))
 	}
 	return pids
 }
@@ -200,9 +195,8 @@ func noLeak(t *testing.T) {
 	goroutines, fds := runtime.NumGoroutine(), openFiles(t)
 	t.Cleanup(func() {
 		expect.Eventually(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= goroutines })
-		if n := openFiles(t); n > fds {
-			t.Errorf("%d files open, %d before", n, fds)
-		}
+		n := openFiles(t)
+		expect.That(t, n <= fds, "%d files open, %d before", n, fds)
 	})
 }
 

@@ -5,10 +5,12 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 func TestTail(t *testing.T) {
-	tests := []struct {
+	for _, tt := range []struct {
 		name   string
 		limit  int
 		writes []string
@@ -21,16 +23,13 @@ func TestTail(t *testing.T) {
 		{"one long write", 4, []string{"abcdefghij"}, "ghij"},
 		{"three times as much", 4, []string{"abc", "defg", "hijkl"}, "ijkl"},
 		{"two writes", 4, []string{"abc", "def"}, "cdef"},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tail := tail{limit: tt.limit}
 			for _, w := range tt.writes {
 				tail.keep([]byte(w))
 			}
-			if got := string(tail.bytes()); got != tt.want {
-				t.Errorf("got %q, want %q", got, tt.want)
-			}
+			expect.Same(t, "tail", string(tail.bytes()), tt.want)
 		})
 	}
 }
@@ -51,8 +50,7 @@ func TestTailAgainstTheWholeStream(t *testing.T) {
 			tail.keep(p)
 		}
 		want := all[max(0, len(all)-tail.limit):]
-		if got := tail.bytes(); !bytes.Equal(got, want) {
-			t.Fatalf("limit %d: got %x, want %x", tail.limit, got, want)
-		}
+		got := tail.bytes()
+		expect.Must(t, bytes.Equal(got, want), "limit %d: got %x, want %x", tail.limit, got, want)
 	}
 }

@@ -136,13 +136,10 @@ func TestAComparisonThatFails(t *testing.T) {
 		"panicked: broken": func(context.Context, *plugin.Request) ([]contract.Difference, error) { panic(broken) },
 	} {
 		_, ok, err := comparing(compares).Compare(t.Context(), checkCall("ours"), here(t))
-		if !ok || err == nil || !strings.Contains(err.Error(), what) {
-			t.Errorf("got %v, %v; want %s", ok, err, what)
-		}
+		expect.That(t, ok && err != nil && strings.Contains(err.Error(), what), "got %v, %v; want %s", ok, err, what)
 	}
 	call := checkCall("ours")
 	call.Stdin = []byte(`{`)
-	if _, ok, err := comparing(nil).Compare(t.Context(), call, here(t)); !ok || err == nil {
-		t.Errorf("got %v, %v for a request that is none", ok, err)
-	}
+	_, ok, err := comparing(nil).Compare(t.Context(), call, here(t))
+	expect.That(t, ok && err != nil, "got %v, %v for a request that is none", ok, err)
 }

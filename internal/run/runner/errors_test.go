@@ -1,12 +1,15 @@
 package runner
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"go.opentelemetry.io/otel/trace"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/invoke"
 )
@@ -21,12 +24,9 @@ func TestPluginsErrorIsRead(t *testing.T) {
 	got := failedCall(`{"cniVersion": "1.0.0", "code": 11, "msg": "no more", "details": "10.0.0.0/8"}`, "log\n")
 	want := Failure{Verb: "ADD", Plugin: "x", Kind: Executable, Code: 11, Msg: "no more", Details: "10.0.0.0/8", Stderr: "log\n"}
 	var said *types.Error
-	if !errors.As(got.Err, &said) || *said != (types.Error{Code: 11, Msg: "no more", Details: "10.0.0.0/8"}) {
-		t.Errorf("the cause is %#v", got.Err)
-	}
-	if got.Err = nil; got != want {
-		t.Errorf("got %#v, want %#v", got, want)
-	}
+	expect.That(t, errors.As(got.Err, &said) && *said == (types.Error{Code: 11, Msg: "no more", Details: "10.0.0.0/8"}), "the cause is %#v", got.Err)
+	got.Err = nil
+	expect.That(t, got == want, "got %#v, want %#v", got, want)
 }
 
 // TestMisleadingOutputOfAFailedPlugin: output beside an exit code of 1 counts
@@ -49,24 +49,46 @@ func TestMisleadingOutputOfAFailedPlugin(t *testing.T) {
 		long:                        {"what it printed is no error", strings.Repeat("y", 512) + `"… (600 bytes)`},
 	} {
 		f := failedCall(stdout, "last words")
-		if f.Code != 0 || f.Msg != "" || f.Details != "" || f.Stderr != "last words" {
-			t.Errorf("%.40q: read as code %d, %q", stdout, f.Code, f.Msg)
-		}
+		expect.That(t, f.Code == 0 && f.Msg == "" && f.Details == "" && f.Stderr == "last words", "%.40q: read as code %d, %q", stdout, f.Code, f.Msg)
 		for _, w := range want {
-			if !strings.Contains(f.Err.Error(), w) {
-				t.Errorf("%.40q: %v lacks %q", stdout, f.Err, w)
-			}
+			expect.That(t, strings.Contains(f.Err.Error(), w), "%.40q: %v lacks %q", stdout, f.Err, w)
 		}
 		var ended *invoke.ExitError
-		if !errors.As(f.Err, &ended) || ended.Code != 1 {
-			t.Errorf("%.40q: the exit is not behind %v", stdout, f.Err)
-		}
+		expect.That(t, errors.As(f.Err, &ended) && ended.Code == 1, "%.40q: the exit is not behind %v", stdout, f.Err)
 	}
 }
 
 func TestAnErrorOfADelegateHasAText(t *testing.T) {
 	err := delegateError(chain.Call{Plugin: "x"}, invoke.Output{Stdout: []byte(`{"code": 7}`)}, &invoke.ExitError{Path: "/bin/x", Code: 1})
-	if err == nil || err.Error() != NoMessage {
-		t.Errorf("got %v, want %q", err, NoMessage)
+	expect.That(t, err != nil && err.Error() == NoMessage, "got %v, want %q", err, NoMessage)
+}
+
+// TestNoSpanWithoutAProvider: with a span of the caller's or without, and without a
+// parent nothing is made on the way to a plugin and back.
+func TestNoSpanWithoutAProvider(t *testing.T) {
+	failed := errors.New("x")
+	below := func(ctx context.Context) {
+		inner, network := AttachSpan(ctx, "net", "eth0", 0, false)
+		inner, verb := NetworkSpan(inner, "cni.checkNetwork", "net", "eth0")
+		inner, end := traced(inner, chain.Call{Plugin: "p", Verb: "ADD"}, BuiltIn)
+		expect.That(t, inner == ctx && network == nil && verb == nil, "a span was made")
+		end(failed)
+		EndSpan(verb, failed)
+		EndSpan(network, failed)
 	}
+	for _, ctx := range []context.Context{context.Background(), callersSpan()} {
+		inner, setup := CallSpan(ctx, "cni.Setup", "c1", "/run/netns/c1")
+		expect.That(t, inner == ctx && setup == nil, "a span was made")
+		below(inner)
+		EndSpan(setup, nil)
+	}
+	expect.Same(t, "allocations", testing.AllocsPerRun(1000, func() { below(context.Background()) }), 0)
+}
+
+// callersSpan returns the context of a caller with its own spans, from a
+// provider that is not the global one.
+func callersSpan() context.Context {
+	return trace.ContextWithSpanContext(context.Background(), trace.NewSpanContext(trace.SpanContextConfig{
+		TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled,
+	}))
 }

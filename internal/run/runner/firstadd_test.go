@@ -85,18 +85,14 @@ func want(t *testing.T, tracker *Firsts, a adding, ok bool, wanted string) {
 	if end == nil {
 		return
 	}
-	if err := end(ok); err != nil {
-		t.Error(err)
-	}
+	expect.Succeeds(t, "end", end(ok))
 }
 
 // first begins an ADD that is the first, which the caller ends.
 func first(t *testing.T, tracker *Firsts, a adding) (end func(bool) error) {
 	t.Helper()
 	end, got := beginFirst(t, tracker, a, patience)
-	if got != "first" {
-		t.Fatalf("the ADD of %s is %s", a.of, got)
-	}
+	expect.Must(t, got == "first", "the ADD of %s is %s", a.of, got)
 	return end
 }
 
@@ -121,26 +117,6 @@ func TestAfterASuccessNobodyWaits(t *testing.T) {
 	want(t, tracker, key("podnet", "bridge"), true, "first")
 	want(t, tracker, key("podnet", "bridge"), false, "later")
 	want(t, newTracker(dir), key("podnet", "bridge"), true, "later") // a later failure changes nothing
-}
-
-// TestEachProcessHasAFirst: it runs alone, and those after it do not wait.
-func TestEachProcessHasAFirst(t *testing.T) {
-	dir := t.TempDir()
-	one, other := newProcess(dir), newProcess(dir)
-	end := first(t, one, key("podnet", "bridge"))
-	want(t, other, key("podnet", "bridge"), true, "waits")
-	expect.NoError(t, end(true))
-	want(t, other, key("podnet", "bridge"), true, "first")
-	want(t, other, key("podnet", "bridge"), true, "later")
-}
-
-func TestAFailedFirstLeavesTheNextOneFirst(t *testing.T) {
-	dir := t.TempDir()
-	for range 2 {
-		want(t, newTracker(dir), key("podnet", "bridge"), false, "first")
-	}
-	want(t, newTracker(dir), key("podnet", "bridge"), true, "first")
-	want(t, newTracker(dir), key("podnet", "bridge"), true, "later")
 }
 
 // adds returns the key of an ADD to a network of that name whose plugins have these
@@ -184,44 +160,6 @@ func TestFault_F32_ConfigurationsOfOneNameHaveAFirstEach(t *testing.T) {
 	}
 }
 
-// TestOfACrowdOneIsFirst: the others wait, find the first one's objects, and
-// run concurrently. None runs beside the first.
-func TestOfACrowdOneIsFirst(t *testing.T) {
-	dir := t.TempDir()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	var (
-		wg     sync.WaitGroup
-		mu     sync.Mutex
-		firsts int
-		over   bool // the first has ended
-	)
-	for i := range 20 {
-		tracker := newTracker(dir)
-		wg.Go(func() {
-			a := key("podnet", "bridge")
-			end, err := a.begin(ctx, tracker)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			mu.Lock()
-			if !tracker.knows(a.of) {
-				firsts++
-				over = true // under the lock that excludes the others
-			} else if !over {
-				t.Errorf("%d runs while the first one does", i)
-			}
-			mu.Unlock()
-			if err := end(true); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	expect.Same(t, "first ones", firsts, 1)
-}
-
 func TestBeginEndsWithItsContext(t *testing.T) {
 	tracker := newTracker(t.TempDir())
 	end := first(t, tracker, key("podnet", "bridge"))
@@ -232,56 +170,18 @@ func TestBeginEndsWithItsContext(t *testing.T) {
 	want(t, tracker, key("podnet", "bridge"), true, "later")
 }
 
-func TestFault_F31_NobodyIsAloneForLongerThanAMoment(t *testing.T) {
-	dir := t.TempDir()
-	hangs := newTracker(dir)
-	hangs.Within(time.Millisecond, time.Hour)
-	end := first(t, hangs, key("podnet", "bridge"))
-	// Neither waits for the end of the first.
-	want(t, hangs, key("second", "bridge"), true, "first")
-	want(t, newTracker(dir), key("third", "bridge"), true, "first")
-	if err := end(true); err != nil {
-		t.Error(err)
-	}
-	want(t, newTracker(dir), key("podnet", "bridge"), true, "later")
-}
-
-func TestFault_F31_NobodyWaitsLongerThanAMoment(t *testing.T) {
-	dir := t.TempDir()
-	end := first(t, newTracker(dir), key("podnet", "bridge")) // as a process of an earlier version
-	impatient := newTracker(dir)
-	impatient.Within(time.Hour, time.Millisecond)
-	want(t, impatient, key("podnet", "bridge"), true, "first")
-	want(t, impatient, key("podnet", "bridge"), true, "later")
-	if err := end(false); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestFault_F31_AnADDWithoutSharedObjectsDoesNotWait(t *testing.T) {
-	tracker := newTracker(t.TempDir())
-	end := first(t, tracker, key("podnet", "bridge"))
-	want(t, tracker, key("second"), true, "first")
-	if err := end(true); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestATypeIsNotAskedForOnceThereWasAFirst(t *testing.T) {
 	tracker := newTracker(t.TempDir())
 	want(t, tracker, key("podnet", "bridge"), true, "first")
 	end, err := tracker.begin(t.Context(), "podnet", func() []lock.Key { t.Error("asked"); return nil }, tracker.wait, nil)
-	if err != nil || end(true) != nil {
-		t.Error(err)
-	}
+	expect.That(t, err == nil && end(true) == nil, "%v", err)
 }
 
 func TestOneWaitsForTheOneThatMakes(t *testing.T) {
 	tracker := newTracker(t.TempDir())
 	keys := func() []lock.Key { return []lock.Key{{Name: "shared/firewall"}} }
 	var made atomic.Bool
-	end, err := tracker.begin(t.Context(), "podnet", keys, time.Hour, made.Load)
-	expect.NoError(t, err)
+	end := expect.Value(tracker.begin(t.Context(), "podnet", keys, time.Hour, made.Load))(t)
 	made.Store(true) // a part is there, and the first plugin still makes the rest
 	second := make(chan error, 1)
 	go func() {
@@ -297,10 +197,5 @@ func TestOneWaitsForTheOneThatMakes(t *testing.T) {
 	case <-time.After(blink):
 	}
 	expect.NoError(t, end(true))
-	select {
-	case err := <-second:
-		expect.NoError(t, err)
-	case <-time.After(patience):
-		t.Fatal("the second one never began")
-	}
+	expect.NoError(t, expect.Await(t, "the second one", second))
 }

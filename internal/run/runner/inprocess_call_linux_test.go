@@ -33,9 +33,7 @@ func TestNamespaceThatIsNotThere(t *testing.T) {
 		add: func(*plugin.Request) (*types100.Result, error) { called++; return oneAddress(), nil },
 		other: func(verb string, r *plugin.Request) error {
 			called++
-			if r.Container != nil {
-				t.Errorf("%s has a namespace", verb)
-			}
+			expect.That(t, r.Container == nil, "%s has a namespace", verb)
 			return nil
 		},
 	}
@@ -49,17 +47,13 @@ func TestNamespaceThatIsNotThere(t *testing.T) {
 				Code: types.ErrInvalidNetNS, Msg: `open network namespace "` + path + `": ` + reason,
 			})
 		}
-		if called != 0 {
-			t.Error("called")
-		}
-		if _, err := run1(p, "DEL", path, plain); err != nil || called != 1 {
-			t.Errorf("DEL: %v, called %d times", err, called)
-		}
+		expect.That(t, called == 0, "called")
+		_, err := run1(p, "DEL", path, plain)
+		expect.That(t, err == nil && called == 1, "DEL: %v, called %d times", err, called)
 		called = 0
 	}
-	if _, err := run1(p, "DEL", "", plain); err != nil || called != 1 {
-		t.Errorf("DEL without a path: %v, called %d times", err, called)
-	}
+	_, err := run1(p, "DEL", "", plain)
+	expect.That(t, err == nil && called == 1, "DEL without a path: %v, called %d times", err, called)
 }
 
 func TestNamespacesAreOpenDuringTheCallAndClosedAfterIt(t *testing.T) {
@@ -68,18 +62,14 @@ func TestNamespacesAreOpenDuringTheCallAndClosedAfterIt(t *testing.T) {
 	var container *netns.Handle
 	p := fake{other: func(_ string, r *plugin.Request) error {
 		container = r.Container
-		if r.Host != host || container.ID() != host.ID() {
-			t.Errorf("host %v, container %v, want %v", r.Host, container.ID(), host.ID())
-		}
+		expect.That(t, r.Host == host && container.ID() == host.ID(), "host %v, container %v, want %v", r.Host, container.ID(), host.ID())
 		return nil
 	}}
 	c := call1(p, chain.Call{Verb: "DEL", Plugin: "fake", Env: env(ownNetNS), Stdin: []byte(plain)})
 	c.Runner.Host = host
 	expect.Value(c.inProcess(context.Background(), nil))(t)
 	expect.Is(t, container.File().Close(), os.ErrClosed)
-	if _, err := host.File().Stat(); err != nil {
-		t.Errorf("the host's namespace was closed: %v", err)
-	}
+	expect.Succeeds(t, "the host's namespace was closed", expect.Err(host.File().Stat()))
 }
 
 // TestHandleOfTheCallersIsLeftOpen and given to the plugin, instead of opening
@@ -93,13 +83,9 @@ func TestHandleOfTheCallersIsLeftOpen(t *testing.T) {
 		c := call1(p, chain.Call{Verb: "DEL", Plugin: "fake", Env: env(path), Stdin: []byte(plain)})
 		c.p.Kind, c.Runner.Container = BuiltIn, own
 		expect.Value(c.inProcess(context.Background(), nil))(t)
-		if got != want {
-			t.Errorf("path %q: got %v, want %v", path, got, want)
-		}
+		expect.That(t, got == want, "path %q: got %v, want %v", path, got, want)
 	}
-	if _, err := own.File().Stat(); err != nil {
-		t.Errorf("the caller's handle was closed: %v", err)
-	}
+	expect.Succeeds(t, "the caller's handle was closed", expect.Err(own.File().Stat()))
 }
 
 // TestInlineIsTheCallersGoroutine: its thread is locked, so a plugin on another

@@ -92,8 +92,7 @@ func printed(t *testing.T, result types.Result, version string) string {
 	r, w, err := os.Pipe()
 	expect.NoError(t, err)
 	os.Stdout = w
-	err = types.PrintResult(result, version)
-	expect.NoError(t, errors.Join(err, w.Close()))
+	expect.NoError(t, errors.Join(types.PrintResult(result, version), w.Close()))
 	out, err := io.ReadAll(r)
 	expect.NoError(t, errors.Join(err, r.Close()))
 	return string(out)
@@ -101,9 +100,8 @@ func printed(t *testing.T, result types.Result, version string) string {
 
 func decoded(t *testing.T, data string) (v any) {
 	t.Helper()
-	if err := json.Unmarshal([]byte(data), &v); err != nil {
-		t.Fatalf("%q: %v", data, err)
-	}
+	err := json.Unmarshal([]byte(data), &v)
+	expect.Must(t, err == nil, "%q: %v", data, err)
 	return v
 }
 
@@ -148,9 +146,7 @@ func TestRequestHasAllThatAnExecutableIsTold(t *testing.T) {
 	for _, verb := range []string{"ADD", "CHECK", "DEL"} {
 		got = nil
 		out, err := run1(p, verb, ownNetNS, config)
-		if err != nil || (out != "") != (verb == "ADD") {
-			t.Errorf("%s: %q, %v", verb, out, err)
-		}
+		expect.That(t, err == nil && (out != "") == (verb == "ADD"), "%s: %q, %v", verb, out, err)
 		want := []seen{{"c1", "eth0", "A=b;C=d=e", ownNetNS, []string{"/a", "/b"}, "n", "fake", "1.0.0", config, "p0", hasNetNS}}
 		expect.Same(t, verb, got, want)
 	}
@@ -161,8 +157,7 @@ func TestPreviousResultOfEveryVersion(t *testing.T) {
 	p := fake{other: func(_ string, r *plugin.Request) error { got = r.PrevResult; return nil }}
 	for _, v := range version.All.SupportedVersions() {
 		prev := printed(t, oneAddress(), v)
-		old := expect.Value(version.NewResult(v, []byte(prev)))(t)
-		want := expect.Value(types100.NewResultFromResult(old))(t)
+		want := expect.Value(types100.NewResultFromResult(expect.Value(version.NewResult(v, []byte(prev)))(t)))(t)
 		unsaid := decoded(t, prev).(map[string]any)
 		delete(unsaid, "cniVersion")
 		without := expect.Value(json.Marshal(unsaid))(t)
@@ -181,16 +176,14 @@ func TestPreviousResultOfEveryVersion(t *testing.T) {
 	}
 	for _, none := range []string{`{"name":"n"}`, `{"name":"n", "prevResult":null}`} {
 		got = oneAddress()
-		if _, err := run1(p, "DEL", "", none); err != nil || got != nil {
-			t.Errorf("%s: %v, %v", none, got, err)
-		}
+		_, err := run1(p, "DEL", "", none)
+		expect.That(t, err == nil && got == nil, "%s: %v, %v", none, got, err)
 	}
 }
 
 func asJSON(t *testing.T, v any) string {
 	t.Helper()
-	data := expect.Value(json.Marshal(v))(t)
-	return string(data)
+	return string(expect.Value(json.Marshal(v))(t))
 }
 
 func TestPreviousResultThatIsNone(t *testing.T) {
@@ -201,9 +194,7 @@ func TestPreviousResultThatIsNone(t *testing.T) {
 		`{"ips":[{"address":""` + `}]}`: "prevResult: ",
 	} {
 		_, err := run1(p, "DEL", "", fmt.Sprintf(`{"name":"n", "cniVersion":"1.0.0", "prevResult":%s}`, prev))
-		if err == nil || Said(err).Code != types.ErrDecodingFailure || !strings.HasPrefix(Said(err).Msg, want) {
-			t.Errorf("%s: %v", prev, err)
-		}
+		expect.That(t, err != nil && Said(err).Code == types.ErrDecodingFailure && strings.HasPrefix(Said(err).Msg, want), "%s: %v", prev, err)
 	}
 }
 
@@ -222,18 +213,15 @@ func TestVersionsAreNegotiated(t *testing.T) {
 	}
 	for _, verb := range []string{"ADD", "DEL", "CHECK", "STATUS", "GC"} {
 		for _, v := range some.versions {
-			if _, err := run1(some, verb, ownNetNS, fmt.Sprintf(`{"name":"n", "cniVersion":%q}`, v)); err != nil {
-				t.Errorf("%s %s: %v", verb, v, err)
-			}
+			_, err := run1(some, verb, ownNetNS, fmt.Sprintf(`{"name":"n", "cniVersion":%q}`, v))
+			expect.That(t, err == nil, "%s %s: %v", verb, v, err)
 		}
 		called = 0
 		_, err := run1(some, verb, ownNetNS, `{"name":"n", "cniVersion":"1.1.0"}`)
 		wantError(t, verb, err, refusal("1.1.0", `["0.4.0" "1.0.0"]`))
 		_, err = run1(f, verb, ownNetNS, `{"name":"n", "cniVersion":"2.0.0"}`)
 		wantError(t, verb, err, refusal("2.0.0", fmt.Sprintf("%q", version.All.SupportedVersions())))
-		if called != 0 {
-			t.Errorf("%s: called", verb)
-		}
+		expect.That(t, called == 0, "%s: called", verb)
 	}
 }
 
@@ -260,9 +248,7 @@ func TestErrorsKeepTheirCodesAndWords(t *testing.T) {
 		for _, verb := range []string{"ADD", "DEL", "CHECK"} {
 			out, err := run1(p, verb, ownNetNS, `{"name":"n", "cniVersion":"1.0.0"}`)
 			wantError(t, verb, err, tt.want)
-			if !errors.Is(err, tt.err) || out != "" {
-				t.Errorf("%s: %q, %v", verb, out, err)
-			}
+			expect.That(t, errors.Is(err, tt.err) && out == "", "%s: %q, %v", verb, out, err)
 		}
 	}
 }
@@ -316,7 +302,18 @@ func TestCallsThatAreNotComplete(t *testing.T) {
 		if tt.conf != "" {
 			c.Stdin = []byte(tt.conf)
 		}
-		_, err := call1(p, c).inProcess(context.Background(), nil)
-		wantError(t, tt.verb, err, tt.want)
+		wantError(t, tt.verb, expect.Err(call1(p, c).inProcess(context.Background(), nil)), tt.want)
+	}
+}
+
+// TestAPluginInProcessIsNotStartedWhenItsContextHasEnded: built-in plugins rely
+// on that and do not check their context first.
+func TestAPluginInProcessIsNotStartedWhenItsContextHasEnded(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	stops := errors.New("the daemon stops")
+	cancel(stops)
+	for _, kind := range []Kind{BuiltIn, Registered} {
+		_, err := (&execution{call: chain.Call{Verb: "ADD"}, p: Provider{Kind: kind}}).run(ctx)
+		expect.That(t, err != nil && err.Error() == "not started: the daemon stops" && errors.Is(err, stops), "%v: got %v", kind, err)
 	}
 }

@@ -38,14 +38,11 @@ func TestFixIsLentTheRuntimesResources(t *testing.T) {
 			called = true
 			g := contract.From(ctx)
 			expect.Same(t, "backend", g.Filters.Detected, "native")
-			if _, ok := ctx.Deadline(); !ok || g.Batch != of {
-				t.Errorf("deadline %v, batch %v", ok, g.Batch)
-			}
+			_, ok := ctx.Deadline()
+			expect.That(t, ok && g.Batch == of, "deadline %v, batch %v", ok, g.Batch)
 			return nil
 		}}, of)
-		if err != nil || !called {
-			t.Errorf("called: %v, %v", called, err)
-		}
+		expect.That(t, err == nil && called, "called: %v, %v", called, err)
 	}
 }
 

@@ -14,13 +14,11 @@ func TestACacheParsesEachListOnce(t *testing.T) {
 	var c Cache
 	first := expect.Value(c.Parse(list("a")))(t)
 	other := expect.Value(c.Parse(list("b")))(t)
-	again := expect.Value(c.Parse(list("a")))(t)
-	expect.Same(t, "the same list", first == again, true)
+	expect.Same(t, "the same list", first == expect.Value(c.Parse(list("a")))(t), true)
 	expect.Same(t, "names", [2]string{first.Name, other.Name}, [2]string{"a", "b"})
 	for range 2 {
-		if got, err := c.Parse([]byte(`{`)); err == nil {
-			t.Errorf("no error, and %v", got)
-		}
+		got, err := c.Parse([]byte(`{`))
+		expect.That(t, err != nil, "no error, and %v", got)
 	}
 	for i := range mostCached {
 		expect.Value(c.Parse(list(fmt.Sprint("more", i))))(t)

@@ -49,13 +49,9 @@ func TestFilesAreThoseOfTheExtensionsInNameOrder(t *testing.T) {
 
 func TestFilesOfADirectoryThatIsNotThere(t *testing.T) {
 	files, err := conflist.Files(filepath.Join(t.TempDir(), "gone"))
-	if files != nil || err != nil {
-		t.Errorf("got %q, %v; want nothing: hosts make the directory later", files, err)
-	}
+	expect.That(t, files == nil && err == nil, "got %q, %v; want nothing: hosts make the directory later", files, err)
 	files, err = conflist.Files(write(t, t.TempDir(), "file", ""))
-	if files != nil || !errors.Is(err, conflist.ErrRead) {
-		t.Errorf("got %q, %v; want ErrRead for a file in its place", files, err)
-	}
+	expect.That(t, files == nil && errors.Is(err, conflist.ErrRead), "got %q, %v; want ErrRead for a file in its place", files, err)
 }
 
 // TestDuty_R9_OneBrokenFileNeverTakesTheOthersDown, whatever its defect and
@@ -109,12 +105,10 @@ func TestDirStopsAtMax(t *testing.T) {
 	dir := directory(t, map[string]string{
 		"10-bad.conf": "{", "20-a.conf": single("a"), "30-b.conf": single("b"), "40-bad.conf": "{", "50-c.conf": single("c"),
 	})
-	tests := map[int]struct{ found, skipped int }{1: {1, 1}, 2: {2, 1}, 3: {3, 2}, 4: {3, 2}, 0: {3, 2}, -1: {3, 2}}
-	for limit, want := range tests {
+	for limit, want := range map[int]struct{ found, skipped int }{1: {1, 1}, 2: {2, 1}, 3: {3, 2}, 4: {3, 2}, 0: {3, 2}, -1: {3, 2}} {
 		found, skipped, err := conflist.Reader{}.Dir(dir, conflist.Selection{Max: limit, Must: func(string) bool { return false }})
-		if err != nil || len(found) != want.found || len(skipped) != want.skipped {
-			t.Errorf("max %d: %d found, %d skipped, %v; want %+v", limit, len(found), len(skipped), err, want)
-		}
+		expect.That(t, err == nil && len(found) == want.found && len(skipped) == want.skipped,
+			"max %d: %d found, %d skipped, %v; want %+v", limit, len(found), len(skipped), err, want)
 	}
 }
 
@@ -126,9 +120,8 @@ func TestDirFailsOnAFileThatCannotBeDoneWithout(t *testing.T) {
 		must20 := func(path string) bool { return filepath.Base(path) == "20-b.conf" }
 		found, skipped, err := conflist.Reader{}.Dir(dir, conflist.Selection{Must: must20})
 		var fe *conflist.FileError
-		if found != nil || skipped != nil || !errors.As(err, &fe) || fe.Path != filepath.Join(dir, "20-b.conf") {
-			t.Errorf("%s: got %v, %v, %v; want an error about the file", content, found, skipped, err)
-		}
+		expect.That(t, found == nil && skipped == nil && errors.As(err, &fe) && fe.Path == filepath.Join(dir, "20-b.conf"),
+			"%s: got %v, %v, %v; want an error about the file", content, found, skipped, err)
 	}
 }
 
@@ -139,18 +132,12 @@ func TestDirWithoutAnyConfiguration(t *testing.T) {
 		"empty": t.TempDir(),
 	} {
 		_, _, err := conflist.Reader{}.Dir(dir, selection)
-		if !errors.Is(err, conflist.ErrNone) || err.Error() != "no network config found in "+dir {
-			t.Errorf("%s: error %v", name, err)
-		}
+		expect.That(t, errors.Is(err, conflist.ErrNone) && err.Error() == "no network config found in "+dir, "%s: error %v", name, err)
 	}
 	dir := directory(t, map[string]string{"10.conf": "{", "20.conflist": "["})
 	_, skipped, err := conflist.Reader{}.Dir(dir, selection)
-	if !errors.Is(err, conflist.ErrNone) || len(skipped) != 2 {
-		t.Errorf("all bad: error %v, %d skipped", err, len(skipped))
-	}
+	expect.That(t, errors.Is(err, conflist.ErrNone) && len(skipped) == 2, "all bad: error %v, %d skipped", err, len(skipped))
 	for _, file := range []string{"10.conf", "20.conflist"} {
-		if !strings.Contains(err.Error(), filepath.Join(dir, file)+": ") {
-			t.Errorf("all bad: %v does not name the mistake in %s", err, file)
-		}
+		expect.That(t, strings.Contains(err.Error(), filepath.Join(dir, file)+": "), "all bad: %v does not name the mistake in %s", err, file)
 	}
 }

@@ -42,9 +42,8 @@ func FuzzParse(f *testing.F) {
 		}
 		if list, err := conflist.ParseSingle(slices.Clone(data)); err == nil {
 			wantValid(t, list)
-			if len(list.Plugins) != 1 || !bytes.Equal(list.Plugins[0].Bytes, bytes.TrimSpace(data)) {
-				t.Errorf("the plugin became %q", list.Plugins[0].Bytes)
-			}
+			expect.That(t, len(list.Plugins) == 1 && bytes.Equal(list.Plugins[0].Bytes, bytes.TrimSpace(data)),
+				"the plugin became %q", list.Plugins[0].Bytes)
 			wantSameAgain(t, list)
 		}
 	})
@@ -52,12 +51,9 @@ func FuzzParse(f *testing.F) {
 
 func wantValid(t *testing.T, list *libcni.NetworkConfigList) {
 	t.Helper()
-	if !validName.MatchString(list.Name) {
-		t.Errorf("name %q is accepted", list.Name)
-	}
-	if list.CNIVersion != "" && !slices.Contains(version.All.SupportedVersions(), list.CNIVersion) {
-		t.Errorf("version %q is accepted", list.CNIVersion)
-	}
+	expect.That(t, validName.MatchString(list.Name), "name %q is accepted", list.Name)
+	expect.That(t, list.CNIVersion == "" || slices.Contains(version.All.SupportedVersions(), list.CNIVersion),
+		"version %q is accepted", list.CNIVersion)
 	for _, p := range list.Plugins {
 		var seen struct {
 			Type string
@@ -66,13 +62,9 @@ func wantValid(t *testing.T, list *libcni.NetworkConfigList) {
 		if err := json.Unmarshal(p.Bytes, &seen); err != nil {
 			t.Fatalf("plugin %q: %v", p.Bytes, err)
 		}
-		if p.Network.Type == "" || seen.Type == "" {
-			t.Errorf("a plugin without a type is accepted: %q", p.Bytes)
-		}
+		expect.That(t, p.Network.Type != "" && seen.Type != "", "a plugin without a type is accepted: %q", p.Bytes)
 		for _, typ := range []string{p.Network.Type, p.Network.IPAM.Type, seen.Type, seen.IPAM.Type} {
-			if typ == "." || typ == ".." || strings.ContainsAny(typ, "/\\\x00") {
-				t.Errorf("type %q is accepted", typ)
-			}
+			expect.That(t, typ != "." && typ != ".." && !strings.ContainsAny(typ, "/\\\x00"), "type %q is accepted", typ)
 		}
 	}
 }
@@ -86,13 +78,9 @@ func wantBytes(t *testing.T, data []byte, list *libcni.NetworkConfigList) {
 	if raw["plugins"] != nil {
 		expect.NoError(t, json.Unmarshal(raw["plugins"], &plugins))
 	}
-	if len(plugins) != len(list.Plugins) {
-		t.Fatalf("%d plugins became %d", len(plugins), len(list.Plugins))
-	}
+	expect.Must(t, len(plugins) == len(list.Plugins), "%d plugins became %d", len(plugins), len(list.Plugins))
 	for i, p := range plugins {
-		if !bytes.Equal(p, list.Plugins[i].Bytes) {
-			t.Errorf("plugin %d became %q", i, list.Plugins[i].Bytes)
-		}
+		expect.That(t, bytes.Equal(p, list.Plugins[i].Bytes), "plugin %d became %q", i, list.Plugins[i].Bytes)
 	}
 }
 

@@ -39,9 +39,7 @@ func TestParseKeepsEveryPluginToTheByte(t *testing.T) {
 		Plugins: []string{first, second},
 	}
 	expect.Same(t, "summary", summary(got), want)
-	if string(got.Bytes) != list {
-		t.Errorf("the list's own bytes became %s", got.Bytes)
-	}
+	expect.That(t, string(got.Bytes) == list, "the list's own bytes became %s", got.Bytes)
 }
 
 func TestParseSingleMakesAListOfOne(t *testing.T) {
@@ -61,7 +59,7 @@ func TestParseSingleMakesAListOfOne(t *testing.T) {
 // TestDuty_R12_HighestCommonVersion: the highest known version of cniVersion
 // and cniVersions is chosen, in a list and in a single plugin's configuration.
 func TestDuty_R12_HighestCommonVersion(t *testing.T) {
-	tests := map[string]struct{ keys, want, err string }{
+	for name, test := range map[string]struct{ keys, want, err string }{
 		"none":                    {keys: ``, want: ""},
 		"empty":                   {keys: `"cniVersion": "",`, want: ""},
 		"one":                     {keys: `"cniVersion": "0.3.1",`, want: "0.3.1"},
@@ -80,8 +78,7 @@ func TestDuty_R12_HighestCommonVersion(t *testing.T) {
 		"number":                 {keys: `"cniVersion": 1,`, err: "error parsing configuration"},
 		"many a string":          {keys: `"cniVersions": "1.0.0",`, err: "error parsing configuration"},
 		"many with a number":     {keys: `"cniVersions": [1],`, err: "error parsing configuration"},
-	}
-	for name, test := range tests {
+	} {
 		t.Run(name, func(t *testing.T) {
 			list, err := conflist.Parse([]byte(`{` + test.keys + `"name": "net", "plugins": [{"type": "x"}]}`))
 			wantVersion(t, "list", list, err, test.want, test.err)
@@ -106,8 +103,7 @@ func wantVersion(t *testing.T, kind string, list *libcni.NetworkConfigList, err 
 // TestDuty_R5_PluginTypeIsAFileName: neither the plugin's type nor its IPAM
 // plugin's may name a file in another directory.
 func TestDuty_R5_PluginTypeIsAFileName(t *testing.T) {
-	bad := []string{"/bin/sh", "../sh", "a/b", `a\\b`, "..", ".", `a\u0000`, `\u002fbin\u002fsh`}
-	for _, typ := range bad {
+	for _, typ := range []string{"/bin/sh", "../sh", "a/b", `a\\b`, "..", ".", `a\u0000`, `\u002fbin\u002fsh`} {
 		for where, plugin := range map[string]string{
 			"type":                    `{"type": "` + typ + `"}`,
 			"ipam.type":               `{"type": "x", "ipam": {"type": "` + typ + `"}}`,
@@ -126,14 +122,13 @@ func TestDuty_R5_PluginTypeIsAFileName(t *testing.T) {
 		}
 	}
 	for _, typ := range []string{"bridge", "a.b", "...", "a b", "ü", "host-local", "x.exe"} {
-		if _, err := conflist.Parse([]byte(`{"name": "net", "plugins": [{"type": "` + typ + `"}]}`)); err != nil {
-			t.Errorf("%q: %v", typ, err)
-		}
+		_, err := conflist.Parse([]byte(`{"name": "net", "plugins": [{"type": "` + typ + `"}]}`))
+		expect.That(t, err == nil, "%q: %v", typ, err)
 	}
 }
 
 func TestParseNamesTheMistake(t *testing.T) {
-	tests := map[string]struct{ list, err string }{
+	for name, test := range map[string]struct{ list, err string }{
 		"empty":              {``, "error parsing configuration list: unexpected end of JSON input"},
 		"not JSON":           {`cniVersion: 1.0.0`, "error parsing configuration list: invalid character"},
 		"array":              {`[]`, "error parsing configuration list: json: cannot unmarshal array"},
@@ -151,11 +146,9 @@ func TestParseNamesTheMistake(t *testing.T) {
 		"only inlined, none": {`{"name": "net", "loadOnlyInlinedPlugins": true}`, "`loadOnlyInlinedPlugins` is true, and no 'plugins' key"},
 		"disableCheck":       {`{"name": "net", "disableCheck": 1, "plugins": [{"type": "x"}]}`, "invalid type float64 for disableCheck"},
 		"name and type":      {`{"name": "-", "plugins": [{"type": "a/b"}]}`, "invalid characters found in network name; -\nplugin 0: type \"a/b\" is not a file name"},
-	}
-	for name, test := range tests {
-		if _, err := conflist.Parse([]byte(test.list)); err == nil || !strings.Contains(err.Error(), test.err) {
-			t.Errorf("%s: error %v, want one with %q", name, err, test.err)
-		}
+	} {
+		_, err := conflist.Parse([]byte(test.list))
+		expect.That(t, err != nil && strings.Contains(err.Error(), test.err), "%s: error %v, want one with %q", name, err, test.err)
 	}
 }
 
@@ -163,22 +156,19 @@ func TestASinglePluginIsNoList(t *testing.T) {
 	for conf, hint := range map[string]bool{`{"name": "net", "type": "bridge"}`: true, `{"name": "net"}`: false} {
 		list, err := conflist.Parse([]byte(conf)) // its plugins may be in files beside it
 		expect.NoError(t, err)
-		if err = conflist.RequirePlugins(list); err == nil || strings.Contains(err.Error(), "load it with WithConf") != hint {
-			t.Errorf("%s: %v", conf, err)
-		}
+		err = conflist.RequirePlugins(list)
+		expect.That(t, err != nil && strings.Contains(err.Error(), "load it with WithConf") == hint, "%s: %v", conf, err)
 	}
 }
 
 func TestParseSingleNamesTheMistake(t *testing.T) {
-	tests := map[string]struct{ conf, err string }{
+	for name, test := range map[string]struct{ conf, err string }{
 		"empty":                   {``, "error parsing configuration: unexpected end of JSON input"},
 		"no type":                 {`{"name": "net"}`, "error parsing configuration: missing 'type'"},
 		"a list in a single file": {`{"name": "net", "plugins": [{"type": "x"}]}`, "error parsing configuration: missing 'type'"},
 		"name null":               {`{"type": "x", "name": null}`, "invalid name type <nil>"},
-	}
-	for name, test := range tests {
-		if _, err := conflist.ParseSingle([]byte(test.conf)); err == nil || !strings.Contains(err.Error(), test.err) {
-			t.Errorf("%s: error %v, want one with %q", name, err, test.err)
-		}
+	} {
+		_, err := conflist.ParseSingle([]byte(test.conf))
+		expect.That(t, err != nil && strings.Contains(err.Error(), test.err), "%s: error %v, want one with %q", name, err, test.err)
 	}
 }

@@ -32,7 +32,7 @@ func write(t testing.TB, dir, name, content string) string {
 // TestFileThatIsNoFile: reading a configuration never blocks and its memory is
 // bounded, whatever the path leads to.
 func TestFileThatIsNoFile(t *testing.T) {
-	tests := map[string]struct {
+	for name, test := range map[string]struct {
 		make func(path string) error
 		err  string
 	}{
@@ -48,18 +48,15 @@ func TestFileThatIsNoFile(t *testing.T) {
 		"huge and more":  {func(p string) error { return sparse(p, 1<<40) }, "cannot be read: larger than 4194304 bytes"},
 		"empty":          {func(p string) error { return sparse(p, 0) }, "error parsing configuration list: unexpected end of JSON input"},
 		"zeros":          {func(p string) error { return sparse(p, 4<<20) }, "error parsing configuration list: invalid character '\\x00'"},
-	}
-	for name, test := range tests {
+	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "10-net.conflist")
 			expect.NoError(t, test.make(path))
 			list, err := conflist.Reader{}.File(path)
-			if err == nil || !strings.HasPrefix(err.Error(), path+": "+test.err) {
-				t.Errorf("got %+v and error %v, want one that begins with %q", list, err, path+": "+test.err)
-			}
-			if want := strings.HasPrefix(test.err, "cannot be read"); errors.Is(err, conflist.ErrRead) != want {
-				t.Errorf("ErrRead is %v behind %v", !want, err)
-			}
+			expect.That(t, err != nil && strings.HasPrefix(err.Error(), path+": "+test.err),
+				"got %+v and error %v, want one that begins with %q", list, err, path+": "+test.err)
+			want := strings.HasPrefix(test.err, "cannot be read")
+			expect.That(t, errors.Is(err, conflist.ErrRead) == want, "ErrRead is %v behind %v", !want, err)
 		})
 	}
 }
@@ -89,16 +86,14 @@ func sparse(path string, size int64) error {
 
 func TestLargestFileIsRead(t *testing.T) {
 	path := write(t, t.TempDir(), "10-net.conflist", good+strings.Repeat(" ", 4<<20-len(good)))
-	if _, err := (conflist.Reader{}).File(path); err != nil {
-		t.Error(err)
-	}
+	expect.Succeeds(t, "File", expect.Err((conflist.Reader{}).File(path)))
 }
 
 // TestFault_F24_WorldWritableConfiguration: the author of a configuration can
 // run programs as the runtime. A file that anybody can write or replace is
 // therefore refused unless the caller allows it.
 func TestFault_F24_WorldWritableConfiguration(t *testing.T) {
-	tests := map[string]struct {
+	for name, test := range map[string]struct {
 		file, dir os.FileMode
 		link      bool // the file is a link to one outside a directory of mode 0755
 		refused   bool
@@ -113,8 +108,7 @@ func TestFault_F24_WorldWritableConfiguration(t *testing.T) {
 		"link to a writable file":           {file: 0o666, dir: 0o755, link: true, refused: true},
 		"link into a writable directory":    {file: 0o644, dir: 0o777, link: true, refused: true},
 		"link to an ordinary file":          {file: 0o644, dir: 0o755, link: true},
-	}
-	for name, test := range tests {
+	} {
 		t.Run(name, func(t *testing.T) {
 			base := t.TempDir()
 			path := write(t, base, "d/10-net.conflist", good)
@@ -126,12 +120,9 @@ func TestFault_F24_WorldWritableConfiguration(t *testing.T) {
 				path = link
 			}
 			_, err := conflist.Reader{}.File(path)
-			if refused := errors.Is(err, plainfile.ErrInsecure); refused != test.refused || (err != nil) != test.refused {
-				t.Errorf("error %v, want a refusal: %v", err, test.refused)
-			}
-			if _, err := (conflist.Reader{AllowInsecure: true}).File(path); err != nil {
-				t.Errorf("though allowed: %v", err)
-			}
+			refused := errors.Is(err, plainfile.ErrInsecure)
+			expect.That(t, refused == test.refused && (err != nil) == test.refused, "error %v, want a refusal: %v", err, test.refused)
+			expect.Succeeds(t, "though allowed", expect.Err((conflist.Reader{AllowInsecure: true}).File(path)))
 		})
 	}
 }
@@ -148,7 +139,7 @@ func TestDuty_R8_PluginsOfTheNetworksOwnDirectory(t *testing.T) {
 		"net/d.conf/x.conf": `{"type": "deeper"}`,
 		"other/10-a.conf":   `{"type": "another network's"}`,
 	}
-	tests := map[string]struct {
+	for name, test := range map[string]struct {
 		list  string
 		files map[string]string
 		want  []string
@@ -167,8 +158,7 @@ func TestDuty_R8_PluginsOfTheNetworksOwnDirectory(t *testing.T) {
 		"plugin with a path":     {list: inlined, files: map[string]string{"net/10-a.conf": `{"type": "../x"}`}, err: `net/10-a.conf: type "../x" is not a file name`},
 		"bad, but only inlined":  {list: inlined + `, "loadOnlyInlinedPlugins": true`, files: map[string]string{"net/10-a.conf": `{`}, want: []string{"inlined"}},
 		"the name is in the way": {list: inlined, files: map[string]string{"net/10-a.conf/x": ``}, want: []string{"inlined"}},
-	}
-	for name, test := range tests {
+	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			for file, content := range test.files {

@@ -17,14 +17,10 @@ func TestWholeParsesToTheSameConfiguration(t *testing.T) {
 	whole, err := Whole(list)
 	expect.NoError(t, err)
 	got, err := Parse(whole)
-	if err != nil {
-		t.Fatalf("%s: %v", whole, err)
-	}
+	expect.Must(t, err == nil, "%s: %v", whole, err)
 	want := *list
 	want.Bytes, want.LoadOnlyInlinedPlugins = whole, true
-	if !reflect.DeepEqual(*got, want) {
-		t.Errorf("got  %+v\nwant %+v", *got, want)
-	}
+	expect.That(t, reflect.DeepEqual(*got, want), "got  %+v\nwant %+v", *got, want)
 }
 
 // Records of earlier versions are compared with what Whole writes, byte by byte.
@@ -34,7 +30,5 @@ func TestWholeWritesTheSameBytesAsEver(t *testing.T) {
 	got, err := Whole(list)
 	want := `{"cniVersion":"1.0.0","disableCheck":true,"disableGC":false,"loadOnlyInlinedPlugins":true,"name":"ab",` +
 		`"plugins":[{"type": "x"},{"type": "y", "n": 1}]}`
-	if err != nil || string(got) != want {
-		t.Errorf("got  %s, %v\nwant %s", got, err, want)
-	}
+	expect.That(t, err == nil && string(got) == want, "got  %s, %v\nwant %s", got, err, want)
 }

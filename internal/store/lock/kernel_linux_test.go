@@ -106,9 +106,7 @@ const countRounds = 100
 func helper(t *testing.T, mode string, args ...string) (*exec.Cmd, io.Closer) {
 	t.Helper()
 	c, in, said := startHelper(t, mode, args...)
-	if strings.HasPrefix(mode, "hold") && said != "locked" {
-		t.Fatalf("helper said %q", said)
-	}
+	expect.Must(t, !strings.HasPrefix(mode, "hold") || said == "locked", "helper said %q", said)
 	return c, in
 }
 
@@ -131,9 +129,8 @@ func startHelper(t *testing.T, mode string, args ...string) (*exec.Cmd, io.Close
 	t.Cleanup(func() { in.Close(); c.Process.Kill(); c.Wait() })
 	said := ""
 	if strings.HasPrefix(mode, "hold") {
-		if said, err = bufio.NewReader(out).ReadString('\n'); err != nil {
-			t.Fatalf("helper said %q, %v", said, err)
-		}
+		said, err = bufio.NewReader(out).ReadString('\n')
+		expect.Must(t, err == nil, "helper said %q, %v", said, err)
 	}
 	return c, in, strings.TrimSpace(said)
 }
@@ -162,16 +159,13 @@ func TestLockExcludesProcesses(t *testing.T) {
 	for _, c := range running {
 		expect.NoError(t, c.Wait())
 	}
-	got := expect.Value(os.ReadFile(counter))(t)
-	expect.Same(t, "counted", string(got), strconv.Itoa(processes*countRounds))
+	expect.Same(t, "counted", string(expect.Value(os.ReadFile(counter))(t)), strconv.Itoa(processes*countRounds))
 }
 
 func TestAKilledHolderFreesItsLocks(t *testing.T) {
 	s := newSpace(t)
 	c, _ := helper(t, "hold", s.path)
-	if isFree(t, s, Key{Name: "k"}) {
-		t.Fatal("the helper holds nothing")
-	}
+	expect.Must(t, !isFree(t, s, Key{Name: "k"}), "the helper holds nothing")
 	expect.NoError(t, c.Process.Signal(syscall.SIGKILL))
 	mustRelease(t, mustLock(t, s, Key{Name: "k"}))
 }
@@ -181,9 +175,7 @@ func TestAChildKeepsTheLocksOfAKilledHolder(t *testing.T) {
 	c, in := helper(t, "hold-with-child", s.path)
 	expect.NoError(t, c.Process.Signal(syscall.SIGKILL))
 	expect.Value(c.Process.Wait())(t)
-	if isFree(t, s, Key{Name: "k"}) {
-		t.Error("free, though a child still has the file")
-	}
+	expect.That(t, !isFree(t, s, Key{Name: "k"}), "free, though a child still has the file")
 	expect.NoError(t, in.Close())
 	mustRelease(t, mustLock(t, s, Key{Name: "k"}))
 }
@@ -198,13 +190,9 @@ func TestReleaseFreesAnInheritedLock(t *testing.T) {
 	expect.NoError(t, c.Start())
 	defer c.Wait()
 	defer in.Close()
-	if isFree(t, s, Key{Name: "k"}) {
-		t.Error("free before Release")
-	}
+	expect.That(t, !isFree(t, s, Key{Name: "k"}), "free before Release")
 	mustRelease(t, h)
-	if !isFree(t, s, Key{Name: "k"}) {
-		t.Error("held after Release, by a child that only kept the file")
-	}
+	expect.That(t, isFree(t, s, Key{Name: "k"}), "held after Release, by a child that only kept the file")
 }
 
 // TestGivingUpOnAnotherProcess limits the threads that stay in the kernel: one
@@ -218,18 +206,14 @@ func TestGivingUpOnAnotherProcess(t *testing.T) {
 		start := time.Now()
 		_, err := s.Lock(ctx, "k")
 		cancel()
-		if took := time.Since(start); took > time.Second {
-			t.Errorf("giving up took %v", took)
-		}
+		took := time.Since(start)
+		expect.That(t, took <= time.Second, "giving up took %v", took)
 		want := fmt.Sprintf("lock %q in %s: held by another process: context deadline exceeded", "k", s.path)
-		if !errors.Is(err, context.DeadlineExceeded) || err.Error() != want {
-			t.Fatalf("got  %v\nwant %s", err, want)
-		}
+		expect.Must(t, errors.Is(err, context.DeadlineExceeded) && err.Error() == want, "got  %v\nwant %s", err, want)
 	}
 	expect.Eventually(t, "one goroutine waits in the kernel", func() bool { return runtime.NumGoroutine() <= goroutines+1 })
-	if n := fds(t) - files; n > 1 {
-		t.Errorf("%d files stay open", n)
-	}
+	n := fds(t) - files
+	expect.That(t, n <= 1, "%d files stay open", n)
 	expect.NoError(t, in.Close())
 	mustRelease(t, mustLock(t, s, Key{Name: "k"}))
 	expect.Eventually(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= goroutines })
@@ -248,9 +232,7 @@ func TestManySharedWaitersShareOneThread(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			if err := h.Release(); err != nil {
-				t.Error(err)
-			}
+			expect.Succeeds(t, "Release", h.Release())
 		})
 	}
 	expect.Eventually(t, "one waits in the kernel", func() bool { return len(inKernel(s)) == 1 })
@@ -278,9 +260,7 @@ func TestSharedHoldersOfAnotherProcessDoNotStarveExclusiveOnes(t *testing.T) {
 	got := make(chan *Held, 1)
 	go func() {
 		h, err := gc.Lock(context.Background(), "gc")
-		if err != nil {
-			t.Error(err)
-		}
+		expect.That(t, err == nil, "%v", err)
 		got <- h
 	}()
 	waitsFor := span{offset: Byte("gc")}
@@ -288,14 +268,10 @@ func TestSharedHoldersOfAnotherProcessDoNotStarveExclusiveOnes(t *testing.T) {
 		spans := inKernel(gc)
 		return len(spans) == 1 && spans[0] == waitsFor
 	})
-	if isFree(t, adds, Key{Name: "gc", Shared: true}) {
-		t.Error("a shared holder overtook a waiting exclusive one")
-	}
+	expect.That(t, !isFree(t, adds, Key{Name: "gc", Shared: true}), "a shared holder overtook a waiting exclusive one")
 	mustRelease(t, r)
 	mustRelease(t, <-got)
-	if !isFree(t, adds, Key{Name: "gc", Shared: true}) {
-		t.Error("the gate stayed closed")
-	}
+	expect.That(t, isFree(t, adds, Key{Name: "gc", Shared: true}), "the gate stayed closed")
 }
 
 func TestAWaiterNoticesADeletedFile(t *testing.T) {
@@ -305,21 +281,16 @@ func TestAWaiterNoticesADeletedFile(t *testing.T) {
 	got := make(chan *Held, 1)
 	go func() {
 		h, err := other.Lock(context.Background(), "k")
-		if err != nil {
-			t.Error(err)
-		}
+		expect.That(t, err == nil, "%v", err)
 		got <- h
 	}()
 	expect.Eventually(t, "the other waits in the kernel", func() bool { return len(inKernel(other)) == 1 })
 	expect.NoError(t, os.RemoveAll(filepath.Dir(s.path)))
 	mustRelease(t, h)
 	second := <-got
-	if current, err := isCurrent(second.File(), s.path); err != nil || !current {
-		t.Errorf("the lock is on a file that no other process opens (%v, %v)", current, err)
-	}
-	if isFree(t, s, Key{Name: "k"}) {
-		t.Error("free for a third")
-	}
+	current, err := isCurrent(second.File(), s.path)
+	expect.That(t, err == nil && current, "the lock is on a file that no other process opens (%v, %v)", current, err)
+	expect.That(t, !isFree(t, s, Key{Name: "k"}), "free for a third")
 	mustRelease(t, second)
 }
 
@@ -327,30 +298,24 @@ func TestAnUnusableFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	expect.NoError(t, os.WriteFile(file, nil, 0o600))
 	dir := t.TempDir()
-	tests := []struct {
+	for _, tt := range []struct {
 		name, path string
 		cause      error
 	}{
 		{"below a file", filepath.Join(file, "lock"), syscall.ENOTDIR},
 		{"below a directory nobody can make", "/proc/embedcni/lock", syscall.ENOENT},
 		{"a directory", dir, syscall.EISDIR},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := Open(tt.path)
 			for range 2 { // the second would hang if the first had kept the key
 				h, err := s.Lock(context.Background(), "k")
-				if !errors.Is(err, ErrUnavailable) || !errors.Is(err, tt.cause) || h != nil {
-					t.Fatalf("got %v, %v; want ErrUnavailable and %v", h, err, tt.cause)
-				}
+				expect.Must(t, errors.Is(err, ErrUnavailable) && errors.Is(err, tt.cause) && h == nil,
+					"got %v, %v; want ErrUnavailable and %v", h, err, tt.cause)
 			}
 			h := expect.Value(s.LockLocal(context.Background(), []Key{{Name: "k"}}))(t)
-			if h.File() != nil {
-				t.Error("a local lock has a file")
-			}
-			if isFreeHere(s, "k") {
-				t.Error("a local lock holds nothing")
-			}
+			expect.That(t, h.File() == nil, "a local lock has a file")
+			expect.That(t, !isFreeHere(s, "k"), "a local lock holds nothing")
 			mustRelease(t, h)
 		})
 	}

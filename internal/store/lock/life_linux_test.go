@@ -17,9 +17,8 @@ import (
 func wantLives(t *testing.T, s *Space, name string, lives, known bool) {
 	t.Helper()
 	gotLives, gotKnown, err := s.Lives(name)
-	if gotLives != lives || gotKnown != known || err != nil {
-		t.Errorf("%q lives: %v, known: %v, %v; want %v, %v", name, gotLives, gotKnown, err, lives, known)
-	}
+	expect.That(t, gotLives == lives && gotKnown == known && err == nil,
+		"%q lives: %v, known: %v, %v; want %v, %v", name, gotLives, gotKnown, err, lives, known)
 }
 
 func mustLive(t *testing.T, s *Space) string {
@@ -29,9 +28,8 @@ func mustLive(t *testing.T, s *Space) string {
 
 func wantState(t *testing.T, s *Space, name string, want State) {
 	t.Helper()
-	if got, err := s.State(Byte(name)); got != want || err != nil {
-		t.Errorf("state of %q: %v, %v, want %v", name, got, err, want)
-	}
+	got, err := s.State(Byte(name))
+	expect.That(t, got == want && err == nil, "state of %q: %v, %v, want %v", name, got, err, want)
 }
 
 func TestLifeEndsWithTheProcessDespiteItsChildren(t *testing.T) {
@@ -57,9 +55,7 @@ func TestLifeOfThisProcess(t *testing.T) {
 	expect.Same(t, "the name again", mustLive(t, s), name)
 	wantLives(t, s, name, true, true)
 	other := Open(s.path)
-	if mustLive(t, other) == name {
-		t.Error("two Spaces have one byte")
-	}
+	expect.That(t, mustLive(t, other) != name, "two Spaces have one byte")
 	wantLives(t, other, name, true, true)
 	for _, bad := range []string{"", "1", ":", "x:1", "1:x", "1:-1", "1:2:3"} {
 		wantLives(t, s, bad, false, false)
@@ -100,8 +96,7 @@ func TestAKeyStaysWithItsHolder(t *testing.T) {
 	wantState(t, Open(s.path), "k", Kept)
 	wantState(t, s, "shared", Inherited) // shared keys do not name their holders
 	// The next one marks it before this one has unmarked it.
-	other := Open(s.path)
-	marked := other.mark(claimsOf([]Key{{Name: "k"}}))
+	marked := Open(s.path).mark(claimsOf([]Key{{Name: "k"}}))
 	mustRelease(t, h)
 	next := mustLock(t, Open(s.path), Key{Name: "k"})
 	wantState(t, s, "k", Kept)
@@ -150,23 +145,15 @@ func TestTryLockAll(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			h := try(s, exclusive)
 			wantState(t, s, "k", Kept)
-			if try(second, other, exclusive) != nil || try(second, shared) != nil {
-				t.Error("got a key that somebody has")
-			}
-			if !isFree(t, s, other) {
-				t.Error("a failed try kept a key")
-			}
+			expect.That(t, try(second, other, exclusive) == nil && try(second, shared) == nil, "got a key that somebody has")
+			expect.That(t, isFree(t, s, other), "a failed try kept a key")
 			mustRelease(t, h)
 			r := try(s, shared)
-			if try(second, exclusive) != nil {
-				t.Error("got a key that is shared")
-			}
+			expect.That(t, try(second, exclusive) == nil, "got a key that is shared")
 			mustRelease(t, try(second, shared))
 			mustRelease(t, r)
 			mustRelease(t, try(second, exclusive, other))
-			if !idle(s) || !idle(second) {
-				t.Error("the queue keeps unused keys")
-			}
+			expect.That(t, idle(s) && idle(second), "the queue keeps unused keys")
 		})
 	}
 	// A caller in line for a key is not overtaken.
@@ -174,15 +161,11 @@ func TestTryLockAll(t *testing.T) {
 	got := make(chan *Held, 1)
 	go func() {
 		h, err := Open(s.path).Lock(t.Context(), "k")
-		if err != nil {
-			t.Error(err)
-		}
+		expect.That(t, err == nil, "%v", err)
 		got <- h
 	}()
 	expect.Eventually(t, "the exclusive one stands in the gate", func() bool { return !isFree(t, s, shared) })
-	if try(Open(s.path), shared) != nil {
-		t.Error("a shared try overtook an exclusive one")
-	}
+	expect.That(t, try(Open(s.path), shared) == nil, "a shared try overtook an exclusive one")
 	mustRelease(t, r)
 	mustRelease(t, <-got)
 }
@@ -194,9 +177,7 @@ func TestTryExistingCreatesNothing(t *testing.T) {
 	try := func(want bool) {
 		t.Helper()
 		h, err := s.TryExisting(keys)
-		if err != nil || (h != nil) != want {
-			t.Fatalf("got the key: %t, error %v", h != nil, err)
-		}
+		expect.Must(t, err == nil && (h != nil) == want, "got the key: %t, error %v", h != nil, err)
 		if h != nil {
 			mustRelease(t, h)
 		}
@@ -204,12 +185,9 @@ func TestTryExistingCreatesNothing(t *testing.T) {
 	for _, missing := range []string{s.path, dir} {
 		expect.NoError(t, os.RemoveAll(missing))
 		try(false)
-		if _, err := os.Lstat(missing); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s: %v", missing, err)
-		}
-		if !idle(s) {
-			t.Error("the queue keeps the key")
-		}
+		_, err := os.Lstat(missing)
+		expect.That(t, errors.Is(err, fs.ErrNotExist), "%s: %v", missing, err)
+		expect.That(t, idle(s), "the queue keeps the key")
 	}
 	mustRelease(t, mustLock(t, s, keys[0])) // creates the file
 	try(true)

@@ -82,17 +82,13 @@ func TestLockExcludesGoroutines(t *testing.T) {
 					return
 				}
 				counter++
-				if err := h.Release(); err != nil {
-					t.Error(err)
-				}
+				expect.Succeeds(t, "Release", h.Release())
 			}
 		})
 	}
 	wg.Wait()
 	expect.Same(t, "counted", counter, goroutines*rounds)
-	if !idle(s) {
-		t.Error("the queue keeps unused keys")
-	}
+	expect.That(t, idle(s), "the queue keeps unused keys")
 }
 
 func TestLockIsFirstComeFirstServed(t *testing.T) {
@@ -113,9 +109,7 @@ func TestLockIsFirstComeFirstServed(t *testing.T) {
 			mu.Lock()
 			order = append(order, i)
 			mu.Unlock()
-			if err := h.Release(); err != nil {
-				t.Error(err)
-			}
+			expect.Succeeds(t, "Release", h.Release())
 		})
 		expect.Eventually(t, "the next one waits", func() bool { return waiting(s, "k") == i+1 })
 	}
@@ -139,24 +133,15 @@ func TestGivingUpIsPromptAndLeavesNothing(t *testing.T) {
 	start := time.Now()
 	cancel(cause)
 	err := <-result
-	if took := time.Since(start); took > time.Second {
-		t.Errorf("giving up took %v", took)
-	}
-	if !errors.Is(err, context.Canceled) || !errors.Is(err, cause) {
-		t.Errorf("got %v, want an error that is Canceled and its cause", err)
-	}
+	took := time.Since(start)
+	expect.That(t, took <= time.Second, "giving up took %v", took)
+	expect.That(t, errors.Is(err, context.Canceled) && errors.Is(err, cause), "got %v, want an error that is Canceled and its cause", err)
 	want := `lock "busy": held in this process: context canceled: the container is gone`
-	if err.Error() != want {
-		t.Errorf("got  %s\nwant %s", err, want)
-	}
-	if !isFree(t, s, Key{Name: "a"}, Key{Name: "b"}) {
-		t.Error("a failed LockAll kept a key")
-	}
+	expect.That(t, err.Error() == want, "got  %s\nwant %s", err, want)
+	expect.That(t, isFree(t, s, Key{Name: "a"}, Key{Name: "b"}), "a failed LockAll kept a key")
 	mustRelease(t, h)
 	expect.Eventually(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= before })
-	if !idle(s) {
-		t.Error("the queue keeps unused keys")
-	}
+	expect.That(t, idle(s), "the queue keeps unused keys")
 }
 
 func TestAnEndedContextTakesNothing(t *testing.T) {
@@ -164,30 +149,20 @@ func TestAnEndedContextTakesNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	expect.Is(t, expect.Err(s.Lock(ctx, "k")), context.Canceled)
-	if !idle(s) {
-		t.Error("something was taken")
-	}
+	expect.That(t, idle(s), "something was taken")
 }
 
 func TestSharedHoldersExcludeOnlyExclusiveOnes(t *testing.T) {
 	shared, exclusive := Key{Name: "gc", Shared: true}, Key{Name: "gc"}
 	s := newSpace(t)
 	r1, r2 := mustLock(t, s, shared), mustLock(t, s, shared)
-	if isFree(t, s, exclusive) {
-		t.Error("an exclusive holder beside shared ones")
-	}
+	expect.That(t, !isFree(t, s, exclusive), "an exclusive holder beside shared ones")
 	mustRelease(t, r1)
-	if isFree(t, s, exclusive) {
-		t.Error("an exclusive holder beside a shared one")
-	}
+	expect.That(t, !isFree(t, s, exclusive), "an exclusive holder beside a shared one")
 	mustRelease(t, r2)
 	w := mustLock(t, s, exclusive)
-	if isFree(t, s, shared) {
-		t.Error("a shared holder beside an exclusive one")
-	}
-	if !isFree(t, s, Key{Name: "other"}) {
-		t.Error("an unrelated key is locked")
-	}
+	expect.That(t, !isFree(t, s, shared), "a shared holder beside an exclusive one")
+	expect.That(t, isFree(t, s, Key{Name: "other"}), "an unrelated key is locked")
 	mustRelease(t, w)
 }
 
@@ -197,9 +172,7 @@ func TestSharedHoldersDoNotStarveExclusiveOnes(t *testing.T) {
 	got := make(chan *Held, 2)
 	lock := func(k Key) {
 		h, err := s.LockAll(context.Background(), []Key{k})
-		if err != nil {
-			t.Error(err)
-		}
+		expect.That(t, err == nil, "%v", err)
 		got <- h
 	}
 	go lock(Key{Name: "gc"})
@@ -208,9 +181,7 @@ func TestSharedHoldersDoNotStarveExclusiveOnes(t *testing.T) {
 	expect.Eventually(t, "the shared one waits behind it", func() bool { return waiting(s, "gc") == 2 })
 	mustRelease(t, r)
 	first := <-got
-	if first.claims[0].shared {
-		t.Error("a shared holder overtook an exclusive one")
-	}
+	expect.That(t, !first.claims[0].shared, "a shared holder overtook an exclusive one")
 	mustRelease(t, first)
 	mustRelease(t, <-got)
 }
@@ -227,9 +198,7 @@ func TestAnExclusiveWaiterThatGivesUpLetsSharedOnesThrough(t *testing.T) {
 	expect.Eventually(t, "the exclusive one waits", func() bool { return waiting(s, "gc") == 1 })
 	go func() {
 		h, err := s.LockAll(context.Background(), []Key{{Name: "gc", Shared: true}})
-		if err != nil {
-			t.Error(err)
-		}
+		expect.That(t, err == nil, "%v", err)
 		got <- h
 	}()
 	expect.Eventually(t, "the shared one waits", func() bool { return waiting(s, "gc") == 2 })
@@ -244,7 +213,7 @@ func TestClaims(t *testing.T) {
 		name   string
 		shared bool
 	}
-	tests := []struct {
+	for _, tt := range []struct {
 		name string
 		keys []Key
 		want []row
@@ -254,8 +223,7 @@ func TestClaims(t *testing.T) {
 		{"exclusive wins, last", []Key{{Name: "a", Shared: true}, {Name: "a"}}, []row{{"a", false}}},
 		{"exclusive wins, first", []Key{{Name: "a"}, {Name: "a", Shared: true}}, []row{{"a", false}}},
 		{"shared twice", []Key{{Name: "a", Shared: true}, {Name: "a", Shared: true}}, []row{{"a", true}}},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := []row{}
 			for _, c := range claimsOf(tt.keys) {
@@ -267,9 +235,8 @@ func TestClaims(t *testing.T) {
 	forth, back := claimsOf([]Key{{Name: "a"}, {Name: "b"}, {Name: "c"}}), claimsOf([]Key{{Name: "c"}, {Name: "a"}, {Name: "b"}})
 	expect.Same(t, "claims of the keys in another order", forth, back)
 	for i := range 1000 {
-		if off := Byte(fmt.Sprint(i)); off < 0 || off&1 != 0 {
-			t.Fatalf("offset of %d is %d, want an even one that is not negative", i, off)
-		}
+		off := Byte(fmt.Sprint(i))
+		expect.Must(t, off >= 0 && off&1 == 0, "offset of %d is %d, want an even one that is not negative", i, off)
 	}
 }
 
@@ -279,9 +246,7 @@ func TestReleaseTwice(t *testing.T) {
 	mustRelease(t, h)
 	other := mustLock(t, s, Key{Name: "k"})
 	mustRelease(t, h)
-	if isFreeHere(s, "k") {
-		t.Error("the second Release released somebody else's lock")
-	}
+	expect.That(t, !isFreeHere(s, "k"), "the second Release released somebody else's lock")
 	mustRelease(t, other)
 }
 
@@ -294,9 +259,7 @@ func isFreeHere(s *Space, name string) bool {
 func TestFirstIsTakenBeforeAllOthers(t *testing.T) {
 	for i := range 1000 {
 		claims := claimsOf([]Key{{Name: fmt.Sprint("container/", i)}, {Name: First, Shared: true}})
-		if len(claims) != 2 || claims[0].name != First {
-			t.Fatalf("order %v", claims)
-		}
+		expect.Must(t, len(claims) == 2 && claims[0].name == First, "order %v", claims)
 	}
 }
 

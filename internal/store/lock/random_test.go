@@ -26,9 +26,7 @@ func TestRandomInterleaving(t *testing.T) {
 	for p := range spaces {
 		s := Open(path)
 		t.Cleanup(func() {
-			if !idle(s) {
-				t.Error("the queue keeps unused keys")
-			}
+			expect.That(t, idle(s), "the queue keeps unused keys")
 		})
 		for g := range goroutines {
 			wg.Go(func() {
@@ -44,14 +42,8 @@ func TestRandomInterleaving(t *testing.T) {
 	}
 	done := make(chan struct{})
 	go func() { wg.Wait(); close(done) }()
-	select {
-	case <-done:
-	case <-time.After(3 * patience):
-		t.Fatal("deadlock")
-	}
-	if in.visits == 0 {
-		t.Error("no goroutine ever got the lock")
-	}
+	expect.Await(t, "the end: there is a deadlock", done)
+	expect.That(t, in.visits != 0, "no goroutine ever got the lock")
 	t.Logf("%d visits, %d given up", in.visits, in.gaveUp)
 }
 

@@ -97,8 +97,7 @@ func TestFindsWhatIsOnlyInTheCache(t *testing.T) {
 	c.write("garbage", []byte(`{"capabilityArgs": {"portMappings"`))
 	c.write("numbered", []byte(`{"containerId": 7, "capabilityArgs": {"portMappings": []}}`))
 	c.write("result-of-an-old-libcni", []byte(`{"cniVersion": "0.4.0", "portMappings": []}`))
-	fifo := filepath.Join(c.dir, "results", "fifo")
-	expect.NoError(t, syscall.Mkfifo(fifo, 0o600))
+	expect.NoError(t, syscall.Mkfifo(filepath.Join(c.dir, "results", "fifo"), 0o600))
 	expect.Same(t, "none", c.has(), "[]")
 	path := c.add("c1", forwarding, 8080)
 	expect.Same(t, "one is new", c.has(), "[c1]")
@@ -151,9 +150,8 @@ func FuzzCached(f *testing.F) {
 	f.Add([]byte(`{"kind": "cniCacheV1", "containerId": "c1", "config": "e30=", "capabilityArgs": {"portMappings": [{"hostPort": 80}]}}`))
 	f.Add([]byte(`{"containerId": ["c1"]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if rec := parseCached(data); rec.ContainerID == "" && len(ClaimsOf(&rec.Attachments[0])) > 0 {
-			t.Errorf("%q claims ports for nobody", data)
-		}
+		rec := parseCached(data)
+		expect.That(t, rec.ContainerID != "" || len(ClaimsOf(&rec.Attachments[0])) == 0, "%q claims ports for nobody", data)
 		slotsIn(data)
 	})
 }

@@ -84,8 +84,7 @@ func (h *host) write(rec *record.Record) *record.Record {
 // find renders the holders of TCP ports: "c1/eth0 tcp 80".
 func (h *host) find(wanted ...uint16) []string {
 	h.t.Helper()
-	holders := expect.Value(h.index.Find(claimsOf(wanted...)))(h.t)
-	return rendered(holders)
+	return rendered(expect.Value(h.index.Find(claimsOf(wanted...)))(h.t))
 }
 
 func claimsOf(all ...uint16) (claims []Claim) {
@@ -128,17 +127,15 @@ func TestRecordsThatCannotBeUsed(t *testing.T) {
 	h.write(recordOf("newer", []uint16{80}))
 	spoil := func(id record.ID, change func(string) string) {
 		path := h.store.Path(record.Name(id))
-		data := expect.Value(os.ReadFile(path))(t)
-		expect.NoError(t, os.WriteFile(path, []byte(change(string(data))), 0o600))
+		expect.NoError(t, os.WriteFile(path, []byte(change(string(expect.Value(os.ReadFile(path))(t)))), 0o600))
 	}
 	spoil("bad", func(s string) string { return strings.Replace(s, "boot", "toob", 1) })
 	expect.NoError(t, os.Mkdir(h.store.Path(record.Name("unread")), 0o700))
 	for range 2 {
 		h.log.Reset()
 		expect.Same(t, "holders", h.find(80), []string{"good/eth0 tcp 80", "newer/eth0 tcp 80"})
-		if n := strings.Count(h.log.String(), "level=WARN"); n < 1 {
-			t.Errorf("%d warnings:\n%s", n, h.log)
-		}
+		n := strings.Count(h.log.String(), "level=WARN")
+		expect.That(t, n >= 1, "%d warnings:\n%s", n, h.log)
 	}
 }
 
@@ -189,9 +186,7 @@ func testIndex(t *testing.T, h *host) {
 			}
 		}
 	}
-	if found < 500 {
-		t.Errorf("%d holders in all, too few to show anything", found)
-	}
+	expect.That(t, found >= 500, "%d holders in all, too few to show anything", found)
 }
 
 // TestManyAtOnce: whatever happens at the same time, a record that is there all the
@@ -212,17 +207,12 @@ func testManyAtOnce(t *testing.T, h *host) {
 			for n := range 200 {
 				port := uint16(100*(1+i) + n%7)
 				rec := recordOf(fmt.Sprint("c", i), []uint16{port})
-				if err := index.records.Begin(rec); err != nil {
-					t.Error(err)
-				}
+				expect.Succeeds(t, "Begin", index.records.Begin(rec))
 				holders, err := index.Find(claimsOf(80, port))
-				if got := rendered(holders); err != nil || len(got) != 2 || got[1] != "stays/eth0 tcp 80" {
-					t.Errorf("%q, %v", got, err)
-				}
+				got := rendered(holders)
+				expect.That(t, err == nil && len(got) == 2 && got[1] == "stays/eth0 tcp 80", "%q, %v", got, err)
 				if n%2 == 0 {
-					if err := index.records.Delete(rec.ContainerID); err != nil {
-						t.Error(err)
-					}
+					expect.Succeeds(t, "Delete", index.records.Delete(rec.ContainerID))
 				}
 			}
 		})
@@ -265,10 +255,8 @@ func testFree(t *testing.T, h *host) {
 		free := search([]string{"udp", "tcp"}, 7000, 7006, 2)
 		expect.Same(t, fmt.Sprint("search ", i), free, want)
 	}
-	free := search([]string{"tcp"}, 7000, 7006, 4)
-	expect.Same(t, "more than there are", len(free), 3)
-	free = search([]string{"udp"}, 7001, 7001, 1)
-	expect.Same(t, "of another protocol", free, []uint16{7001})
+	expect.Same(t, "more than there are", len(search([]string{"tcp"}, 7000, 7006, 4)), 3)
+	expect.Same(t, "of another protocol", search([]string{"udp"}, 7001, 7001, 1), []uint16{7001})
 }
 
 // TestWithinIsOfOneHost, and of one boot. The record's own container counts too.

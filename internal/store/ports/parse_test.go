@@ -28,11 +28,9 @@ func TestParse(t *testing.T) {
 		"80-81/udp":             {{ContainerPort: 80, Protocols: []string{"udp"}}, {ContainerPort: 81, Protocols: []string{"udp"}}},
 		"5-5:7":                 {{HostPort: 5, ContainerPort: 7, Protocols: tcp}},
 	} {
-		got := expect.Value(Parse(text))(t)
-		expect.Same(t, text, got, want)
+		expect.Same(t, text, expect.Value(Parse(text))(t), want)
 	}
-	all := expect.Value(Parse("1-65535:1-65535"))(t)
-	expect.Same(t, "all ports", len(all), 65535)
+	expect.Same(t, "all ports", len(expect.Value(Parse("1-65535:1-65535"))(t)), 65535)
 }
 
 func TestSyntaxErrorsNameThePart(t *testing.T) {
@@ -67,8 +65,7 @@ func TestSyntaxErrorsNameThePart(t *testing.T) {
 		"[::1]:1:2:3":       `container port "2:3" ` + number,
 		"[localhost]:80:80": `host address "localhost" is not an IP address`,
 	} {
-		_, err := Parse(text)
-		expect.Same(t, text, fmt.Sprint(err), `port "`+text+`": `+want)
+		expect.Same(t, text, fmt.Sprint(expect.Err(Parse(text))), `port "`+text+`": `+want)
 	}
 }
 
@@ -87,9 +84,7 @@ func FuzzParse(f *testing.F) {
 		}
 		for _, r := range all {
 			again, err := Parse(Text(r))
-			if err != nil {
-				t.Fatalf("%q became %q: %v", text, Text(r), err)
-			}
+			expect.Must(t, err == nil, "%q became %q: %v", text, Text(r), err)
 			expect.Same(t, Text(r), again, []record.Port{r})
 		}
 	})

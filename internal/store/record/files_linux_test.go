@@ -11,12 +11,15 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/kernel/plainfile"
+	"github.com/embedcni/cni/internal/sandbox"
 )
 
 // folder is a directory whose files are remembered, and counts those that are read.
@@ -45,9 +48,7 @@ func watched(t testing.TB) *folder {
 	d.want("the first time", "v5", "5")
 	expect.Same(t, "a process that asks once has a watch", d.files.watch != nil, false)
 	d.want("again", "v5", "5")
-	if d.files.watch == nil {
-		t.Fatal("no watch")
-	}
+	expect.Must(t, d.files.watch != nil, "no watch")
 	d.reads.Store(0)
 	return d
 }
@@ -75,9 +76,7 @@ func (d *folder) read(name string) (string, bool) {
 		return "", false
 	}
 	data, err := os.ReadFile(d.path(name))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		d.t.Error(err)
-	}
+	expect.That(d.t, err == nil || errors.Is(err, os.ErrNotExist), "%v", err)
 	return string(data), true
 }
 
@@ -94,8 +93,7 @@ func (d *folder) having(content string) (names []string, err error) {
 
 func (d *folder) want(what, content string, names ...string) {
 	d.t.Helper()
-	got := expect.Value(d.having(content))(d.t)
-	expect.Same(d.t, what, got, names)
+	expect.Same(d.t, what, expect.Value(d.having(content))(d.t), names)
 }
 
 func (d *folder) wantReads(what string, want int64) {
@@ -245,9 +243,7 @@ func TestAFileThatIsThereIsNeverMissing(t *testing.T) {
 					if n%3 == 0 {
 						err = errors.Join(err, os.Remove(d.path(passing)))
 					}
-					if err != nil {
-						t.Error(err)
-					}
+					expect.That(t, err == nil, "%v", err)
 				}
 			})
 			for range 3 {
@@ -258,9 +254,7 @@ func TestAFileThatIsThereIsNeverMissing(t *testing.T) {
 				callers.Go(func() {
 					for _, i := range wanted {
 						got, err := d.having(fmt.Sprint(i))
-						if err != nil || !slices.Equal(got, []string{fmt.Sprint("stays", i)}) {
-							t.Errorf("%d: %q, %v", i, got, err)
-						}
+						expect.That(t, err == nil && slices.Equal(got, []string{fmt.Sprint("stays", i)}), "%d: %q, %v", i, got, err)
 					}
 				})
 			}
@@ -270,3 +264,47 @@ func TestAFileThatIsThereIsNeverMissing(t *testing.T) {
 		})
 	}
 }
+
+// TestFault_F50_ARecordThatIsNoFileBlocksNobody: reading or writing a FIFO in
+// its place ends at once.
+func TestFault_F50_ARecordThatIsNoFileBlocksNobody(t *testing.T) {
+	s := Open(t.TempDir())
+	check(t, syscall.Mkfifo(s.path("c1"), 0o600))
+	ended := make(chan []error, 1)
+	go func() {
+		_, load := s.Load("c1")
+		ended <- []error{load, s.Append(sample("c1"), Entry{})}
+	}()
+	errs := expect.Await(t, "the calls, which a FIFO holds up", ended)
+	expect.Is(t, errs[0], plainfile.ErrNotRegular)
+	expect.Fails(t, "writing succeeded", errs[1])
+}
+
+// TestFault_F39_NoFileThatWasThereIsLaterThanNow: otherwise an
+// administrator's reservation from the tick before would be mistaken for a
+// killed plugin's. Since Linux 6.13 a file's time can be ahead of the last
+// tick, if any program on the machine reads the times of changing files.
+func TestFault_F39_NoFileThatWasThereIsLaterThanTheLedgersNow(t *testing.T) {
+	dir := t.TempDir()
+	s := Open(filepath.Join(dir, "records"))
+	changing, there, next := filepath.Join(dir, "changing"), filepath.Join(dir, "there"), filepath.Join(dir, "next")
+	made := func(path string) time.Time {
+		t.Helper()
+		expect.NoError(t, os.WriteFile(path, []byte("x"), 0o600))
+		return expect.Value(os.Stat(path))(t).ModTime()
+	}
+	for range 200 {
+		made(changing)
+		made(changing)
+		before := made(there)
+		now := s.Now()
+		after := made(next)
+		expect.Must(t, !before.After(now) && !after.Before(now),
+			"a file was made at %v, then it was %v, and another was made at %v", before, now, after)
+		expect.NoError(t, os.Remove(there))
+		expect.NoError(t, os.Remove(next))
+	}
+}
+
+// TestMain runs the tests in their own namespaces: one mounts a file system.
+func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }

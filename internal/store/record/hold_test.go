@@ -41,13 +41,11 @@ func TestHoldsOnDisk(t *testing.T) {
 	expect.Same(t, "all", sortedHolds(t, s), []Hold{holds[0], holds[4], again, holds[2], holds[3]})
 
 	for _, want := range []bool{true, false} {
-		there := expect.Value(s.Delete(Hold{Container: "c1net"}))(t)
-		expect.Same(t, "deleted", there, want)
+		expect.Same(t, "deleted", expect.Value(s.Delete(Hold{Container: "c1net"}))(t), want)
 	}
 	expect.NoError(t, s.Forget("c1"))
 	expect.Same(t, "the rest", sortedHolds(t, s), []Hold{holds[0], holds[4]})
-	left := expect.Value(filepath.Glob(filepath.Join(s.Dir, ".*")))(t)
-	expect.Same(t, "unfinished files", len(left), 0)
+	expect.Same(t, "unfinished files", len(expect.Value(filepath.Glob(filepath.Join(s.Dir, ".*")))(t)), 0)
 }
 
 // TestAHoldThatCannotBeRead: a hold that cannot be read holds what its file was made for, and nothing
@@ -62,24 +60,20 @@ func TestAHoldThatCannotBeRead(t *testing.T) {
 			expect.NoError(t, os.WriteFile(file, []byte(content), 0o600))
 			all := expect.Value(s.List())(t)
 			i := slices.IndexFunc(all, func(h Hold) bool { return h.Err() != nil })
-			if len(all) != 2 || i < 0 || !strings.Contains(all[i].Err().Error(), file) {
-				t.Fatalf("%s: %+v", what, all)
-			}
+			expect.Must(t, len(all) == 2 && i >= 0 && strings.Contains(all[i].Err().Error(), file), "%s: %+v", what, all)
 			for _, c := range []ID{"c1", "c2"} {
 				for _, network := range []string{"other", "third"} {
 					want := (of.Container == "" || of.Container == c) && (of.Network == "" || of.Network == network)
-					if got := all[i].Holds(&Record{ContainerID: c}, network); got != want {
-						t.Errorf("%s: %s of %+v is held on %s: %v, want %v", what, c, of, network, got, want)
-					}
+					got := all[i].Holds(&Record{ContainerID: c}, network)
+					expect.That(t, got == want, "%s: %s of %+v is held on %s: %v, want %v", what, c, of, network, got, want)
 				}
 			}
 		}
 		expect.NoError(t, s.Forget("c2", "other"))
 		expect.Value(os.Stat(file))(t)
 		expect.NoError(t, s.Forget("c1", "other"))
-		if _, err := os.Stat(file); (err == nil) != (of.Container == "") {
-			t.Errorf("the file of %+v, after its container's end: %v", of, err)
-		}
+		_, err := os.Stat(file)
+		expect.That(t, (err == nil) == (of.Container == ""), "the file of %+v, after its container's end: %v", of, err)
 		expect.NoError(t, ignoreMissing(os.Remove(file)))
 	}
 	expect.Same(t, "the other", sortedHolds(t, s), []Hold{good})
@@ -116,6 +110,5 @@ func TestAHoldIsRefused(t *testing.T) {
 	h := Hold{Network: "net"}
 	expect.NoError(t, os.MkdirAll(s.path(h), 0o700)) // in the way
 	expect.Fails(t, "replaced a directory", s.Put(h))
-	left := expect.Value(filepath.Glob(filepath.Join(s.Dir, ".*")))(t)
-	expect.Same(t, "unfinished files", len(left), 0)
+	expect.Same(t, "unfinished files", len(expect.Value(filepath.Glob(filepath.Join(s.Dir, ".*")))(t)), 0)
 }

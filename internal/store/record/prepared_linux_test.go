@@ -49,10 +49,8 @@ func TestAPreparedFileIsTheRecords(t *testing.T) {
 			syncs = nil
 			check(t, begin(s, got))
 			want(t, "syncs of a record that replaces another", syncs, []bool{true})
-			again := expect.Value(s.Load("c1"))(t)
-			want(t, "generation", again.Generation, 2)
-			files := expect.Value(os.ReadDir(s.Dir()))(t)
-			want(t, "files", len(files), 1)
+			want(t, "generation", expect.Value(s.Load("c1"))(t).Generation, 2)
+			want(t, "files", len(expect.Value(os.ReadDir(s.Dir()))(t)), 1)
 		})
 	}
 }
@@ -66,8 +64,7 @@ func TestARecordIsSeenBeforeItIsSynced(t *testing.T) {
 		return f.Sync()
 	}
 	pending := expect.Value(s.BeginAs(sample("c1"), Soon, nil))(t)
-	r := expect.Value(s.Load("c1"))(t)
-	check(t, s.Append(r, Entry{IfName: "eth0", State: Added}))
+	check(t, s.Append(expect.Value(s.Load("c1"))(t), Entry{IfName: "eth0", State: Added}))
 	close(seen)
 	check(t, pending.Wait())
 	again, err := s.Load("c1")
@@ -89,6 +86,5 @@ func TestAFailingSyncLeavesNoRecord(t *testing.T) {
 	full := errors.New("no space")
 	s.Sync = func(*os.File) error { return full }
 	expect.Is(t, s.Begin(sample("c1")), full)
-	files := expect.Value(os.ReadDir(s.Dir()))(t)
-	want(t, "files", len(files), 0)
+	want(t, "files", len(expect.Value(os.ReadDir(s.Dir()))(t)), 0)
 }

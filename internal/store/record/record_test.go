@@ -48,8 +48,7 @@ func TestRecordComesBackAsItWasWritten(t *testing.T) {
 	got := expect.Value(s.Load("c1"))(t)
 	want(t, "record", got, r)
 	want(t, "generation", got.Generation, 1)
-	other := expect.Value(s.Load("c2"))(t)
-	want(t, "a container that was never recorded", other, (*Record)(nil))
+	want(t, "a container that was never recorded", expect.Value(s.Load("c2"))(t), (*Record)(nil))
 }
 
 func TestLogBringsTheRecordUpToDate(t *testing.T) {
@@ -94,14 +93,12 @@ func TestDeleteLeavesNoFile(t *testing.T) {
 	check(t, s.Delete("c1"))
 	check(t, s.Delete("c1"))
 	want(t, "files", names(t, dir), []string(nil))
-	none := expect.Value(s.Load("c1"))(t)
-	want(t, "record", none, (*Record)(nil))
+	want(t, "record", expect.Value(s.Load("c1"))(t), (*Record)(nil))
 }
 
 func names(t *testing.T, dir string) (all []string) {
 	t.Helper()
-	entries := expect.Value(os.ReadDir(dir))(t)
-	for _, e := range entries {
+	for _, e := range expect.Value(os.ReadDir(dir))(t) {
 		all = append(all, e.Name())
 	}
 	return all
@@ -118,8 +115,7 @@ func TestAFileThatIsUsedAgainTellsNothingOfBefore(t *testing.T) {
 		check(t, s.Delete(before.ContainerID))
 		now := sample("c1")
 		check(t, s.Begin(now))
-		got := expect.Value(s.Load("c1"))(t)
-		want(t, "record", got, now)
+		want(t, "record", expect.Value(s.Load("c1"))(t), now)
 		want(t, "files", names(t, dir), []string{Name("c1") + FileExt})
 		check(t, s.Delete("c1"))
 	}
@@ -139,10 +135,8 @@ func TestTheNameOfADeletedRecordThatComesBack(t *testing.T) {
 	after := expect.Value(os.ReadFile(s.path("now")))(t)
 	after = bytes.TrimRight(after, "\n")
 	check(t, os.WriteFile(s.path("old"), after, 0o600))
-	none := expect.Value(s.Load("old"))(t)
-	want(t, "record", none, (*Record)(nil))
-	strays := expect.Value(s.Strays())(t)
-	want(t, "strays", strays, []string{s.path("old")})
+	want(t, "record", expect.Value(s.Load("old"))(t), (*Record)(nil))
+	want(t, "strays", expect.Value(s.Strays())(t), []string{s.path("old")})
 
 	// Only a part of it has reached the disk: it is then the old one, damaged.
 	for n := range after {
@@ -157,9 +151,7 @@ func TestTheNameOfADeletedRecordThatComesBack(t *testing.T) {
 		} else if !errors.Is(err, ErrBad) {
 			t.Fatalf("%d bytes of another: %+v, %v", n, r, err)
 		}
-		if r == nil || r.ContainerID != "old" {
-			t.Fatalf("%d bytes of another: %+v", n, r)
-		}
+		expect.Must(t, r != nil && r.ContainerID == "old", "%d bytes of another: %+v", n, r)
 	}
 }
 
@@ -192,9 +184,7 @@ func TestListingBesideReuse(t *testing.T) {
 		found := expect.Value(s.List())(t)
 		stays := 0
 		for _, f := range found {
-			if f.Err != nil {
-				t.Fatalf("%s: %v", f.File, f.Err)
-			}
+			expect.Must(t, f.Err == nil, "%s: %v", f.File, f.Err)
 			if f.Record.ContainerID == "stays" {
 				stays++
 			}
@@ -207,8 +197,7 @@ func TestListingBesideReuse(t *testing.T) {
 
 func TestStraysAreFilesWithoutARecord(t *testing.T) {
 	s := Open(filepath.Join(t.TempDir(), "records"))
-	none := expect.Value(s.Strays())(t)
-	want(t, "strays without a directory", none, []string(nil))
+	want(t, "strays without a directory", expect.Value(s.Strays())(t), []string(nil))
 	for _, id := range []string{"whole", "replaced", "deleted"} {
 		r := sample(id)
 		check(t, s.Begin(r))
@@ -228,15 +217,12 @@ func TestFileNamesAreHashes(t *testing.T) {
 	dir := t.TempDir()
 	s := Open(filepath.Join(dir, "records"))
 	for _, id := range []string{"/../../x", strings.Repeat("x", 10_000), "a\x00b", ""} {
-		if _, err := s.Load(ID(id)); err != nil {
-			t.Errorf("Load(%.20q): %v", id, err)
-		}
+		_, err := s.Load(ID(id))
+		expect.That(t, err == nil, "Load(%.20q): %v", id, err)
 		check(t, s.Delete(ID(id)))
 	}
-	r := sample("/../../x")
-	check(t, s.Begin(r))
-	entries := expect.Value(os.ReadDir(dir))(t)
-	want(t, "entries beside the store", len(entries), 1)
+	check(t, s.Begin(sample("/../../x")))
+	want(t, "entries beside the store", len(expect.Value(os.ReadDir(dir))(t)), 1)
 }
 
 // TestEveryDamageIsNoticed cuts a base at each length and changes each byte.
@@ -247,15 +233,13 @@ func TestEveryDamageIsNoticed(t *testing.T) {
 	check(t, s.Begin(r))
 	check(t, s.Append(r, Entry{IfName: "eth0", Result: json.RawMessage(`{"ips":[]}`)}))
 	path := s.path("c1")
-	whole := expect.Value(os.ReadFile(path))(t)
-	good, log, _ := bytes.Cut(whole, []byte("\n"))
+	good, log, _ := bytes.Cut(expect.Value(os.ReadFile(path))(t), []byte("\n"))
 	damaged := func(what string, base []byte) {
 		t.Helper()
 		check(t, os.WriteFile(path, slices.Concat(base, []byte("\n"), log), 0o600))
 		found := expect.Value(s.List())(t)
-		if len(found) != 1 || !errors.Is(found[0].Err, ErrBad) || found[0].Record == nil || found[0].Record.ContainerID != "c1" {
-			t.Fatalf("%s: %+v", what, found)
-		}
+		expect.Must(t, len(found) == 1 && errors.Is(found[0].Err, ErrBad) && found[0].Record != nil && found[0].Record.ContainerID == "c1",
+			"%s: %+v", what, found)
 		want(t, what, string(found[0].Record.Attachments[0].Result), `{"ips":[]}`)
 	}
 	for n := range good {
@@ -298,25 +282,18 @@ func TestBeginThatFailsKeepsTheOldRecord(t *testing.T) {
 	r := sample("c1")
 	check(t, s.Begin(r))
 	check(t, os.Mkdir(s.path("c1")+tmpExt, 0o700)) // the temporary file cannot be made
-	if err := s.Begin(sample("c1")); err == nil {
-		t.Fatal("Begin over a directory succeeded")
-	}
-	got := expect.Value(s.Load("c1"))(t)
-	want(t, "record", got, r)
+	expect.Must(t, s.Begin(sample("c1")) != nil, "Begin over a directory succeeded")
+	want(t, "record", expect.Value(s.Load("c1"))(t), r)
 }
 
 func FuzzDecode(f *testing.F) {
-	data := expect.Value(encodeBase(sample("c1")))(f)
-	f.Add(data)
+	f.Add(expect.Value(encodeBase(sample("c1")))(f))
 	f.Add([]byte("0123456789abcdef {}\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if r, err := decodeBase(data); (r == nil) != (err != nil) {
-			t.Errorf("record %v with error %v", r, err)
-		}
+		r, err := decodeBase(data)
+		expect.That(t, (r == nil) == (err != nil), "record %v with error %v", r, err)
 		for _, e := range decodeLog(data) {
-			if _, err := EncodeLine(e); err != nil {
-				t.Errorf("an entry that was decoded does not encode: %v", err)
-			}
+			expect.Succeeds(t, "an entry that was decoded does not encode", expect.Err(EncodeLine(e)))
 		}
 	})
 }

@@ -48,12 +48,10 @@ func TestFault_F43_ARecordOfALaterFormatIsNotDamaged(t *testing.T) {
 			s := Open(t.TempDir())
 			check(t, os.WriteFile(s.path("c1"), line(t, tt.line), 0o600))
 			found := expect.Value(s.List())(t)
-			if len(found) != 1 || !errors.Is(found[0].Err, ErrNewer) || errors.Is(found[0].Err, ErrBad) {
-				t.Fatalf("found %+v, want one that is newer", found)
-			}
+			expect.Must(t, len(found) == 1 && errors.Is(found[0].Err, ErrNewer) && !errors.Is(found[0].Err, ErrBad),
+				"found %+v, want one that is newer", found)
 			want(t, "record", found[0].Record, tt.want)
-			strays := expect.Value(s.Strays())(t)
-			want(t, "strays", strays, []string(nil))
+			want(t, "strays", expect.Value(s.Strays())(t), []string(nil))
 		})
 	}
 }
@@ -62,9 +60,8 @@ func TestFault_F43_ARecordOfALaterFormatIsNotDamaged(t *testing.T) {
 // older format, or of a line without a container.
 func TestAnInvalidRecordIsDamaged(t *testing.T) {
 	for _, data := range []string{`{"format":1,"record":{"containerID":"c1"}}`, `{"format":2,"record":{}}`} {
-		if r, err := decodeBase(line(t, data)); r != nil || !errors.Is(err, ErrBad) {
-			t.Errorf("%s: %+v, %v, want ErrBad", data, r, err)
-		}
+		r, err := decodeBase(line(t, data))
+		expect.That(t, r == nil && errors.Is(err, ErrBad), "%s: %+v, %v, want ErrBad", data, r, err)
 	}
 }
 
@@ -93,12 +90,10 @@ func TestFault_F44_AnErrorOfReadingIsNotDamage(t *testing.T) {
 				continue
 			}
 			want(t, "record", f.Record, &Record{})
-			if !errors.Is(f.Err, ErrUnread) || !errors.Is(f.Err, cause) || errors.Is(f.Err, ErrBad) {
-				t.Errorf("%v: %v, want that it cannot be read", cause, f.Err)
-			}
+			expect.That(t, errors.Is(f.Err, ErrUnread) && errors.Is(f.Err, cause) && !errors.Is(f.Err, ErrBad),
+				"%v: %v, want that it cannot be read", cause, f.Err)
 		}
-		strays := expect.Value(s.Strays())(t)
-		want(t, "strays", strays, []string(nil))
+		want(t, "strays", expect.Value(s.Strays())(t), []string(nil))
 		r, err := s.Load("c1")
 		want(t, "record", r, &Record{ContainerID: "c1"})
 		expect.Is(t, err, ErrUnread)
@@ -118,9 +113,7 @@ func TestALogWithoutABaseNamesItsOwner(t *testing.T) {
 	data[0] ^= 1
 	check(t, os.WriteFile(s.path("c1"), data, 0o600))
 	got, err := s.Load("c1")
-	if !errors.Is(err, ErrBad) {
-		t.Fatalf("error %v, want ErrBad", err)
-	}
+	expect.Must(t, errors.Is(err, ErrBad), "error %v, want ErrBad", err)
 	want(t, "owner", got.Owner, "tester")
 	want(t, "attachments", got.Attachments, []Attachment{{IfName: "eth1", Owner: "second", State: Added}, {IfName: "eth0", State: Added}})
 	want(t, "is shared", got.Shared(), true)
@@ -152,18 +145,13 @@ func TestUnfinished(t *testing.T) {
 		{IfName: "eth3", Call: 3, State: Deleting}, {IfName: "eth4", Call: 3, State: Added, Failures: 1}, {IfName: "eth5", Call: 4, State: Deleted},
 	}}
 	for i, want := range []bool{false, true, true, true, true, false} {
-		if n := &r.Attachments[i]; r.IsUnfinished(n) != want {
-			t.Errorf("%s: unfinished is %v", n.IfName, !want)
-		}
+		n := &r.Attachments[i]
+		expect.That(t, r.IsUnfinished(n) == want, "%s: unfinished is %v", n.IfName, !want)
 	}
 	all := map[string]bool{"eth0": true, "eth1": true, "eth2": true, "eth3": true}
-	if !r.WasAttached() || !r.HasOthers(all) {
-		t.Error("eth0 was attached, and eth4 is another")
-	}
+	expect.That(t, r.WasAttached() && r.HasOthers(all), "eth0 was attached, and eth4 is another")
 	all["eth4"] = true
-	if r.HasOthers(all) {
-		t.Error("a deleted attachment counts")
-	}
+	expect.That(t, !r.HasOthers(all), "a deleted attachment counts")
 }
 
 // TestRetryIn: the delay doubles with each failure, up to an hour.
