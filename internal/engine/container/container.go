@@ -1,5 +1,6 @@
 // Package container opens containers: it locks a container, reads its record,
-// and finds the network namespaces of the container and of its plugins.
+// and finds the network namespaces of the container and of its plugins: by path,
+// mount and descriptor, and by the threads in them.
 package container
 
 import (
@@ -9,7 +10,6 @@ import (
 	"path/filepath"
 
 	"github.com/embedcni/cni/internal/kernel/proc"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/store/lock"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
@@ -23,6 +23,11 @@ var (
 	// ErrHostNetNS: the namespace in which the container's plugins ran cannot be
 	// found.
 	ErrHostNetNS = errors.New("host network namespace out of reach")
+	// ErrInvalidNetNS: a path does not lead to a network namespace, or leads to the
+	// host's.
+	ErrInvalidNetNS = errors.New("invalid network namespace")
+	// ErrNotSupported: only Linux has network namespaces.
+	ErrNotSupported = fmt.Errorf("needs Linux: %w", errors.ErrUnsupported)
 )
 
 // Store holds the containers of a state directory: their records, locks, pins, and
@@ -33,7 +38,7 @@ type Store struct {
 	Locks     *Locks
 	Pins      *Pins
 	Pools     Pools
-	Hosts     *hostns.Finder
+	Hosts     *Finder
 	HostNetNS string // the configured namespace to run plugins in; empty: the caller's
 	Logger    *slog.Logger
 }
@@ -42,7 +47,7 @@ type Store struct {
 // other by a lock file. It shares with previous, if that is not nil, the found host
 // namespaces, and records, locks and pins unless they are elsewhere.
 func Open(lockFile, recordDir, hostNetNS string, logger *slog.Logger, previous *Store) *Store {
-	s := &Store{Hosts: hostns.NewFinder(), HostNetNS: hostNetNS, Logger: logger}
+	s := &Store{Hosts: NewFinder(), HostNetNS: hostNetNS, Logger: logger}
 	if previous != nil {
 		s.Hosts = previous.Hosts
 	}
@@ -70,7 +75,7 @@ type Container struct {
 
 // New returns a container that is not locked and whose record is not read. It takes
 // over host.
-func (s *Store) New(id record.ID, host *hostns.NetNS) *Container {
+func (s *Store) New(id record.ID, host *Host) *Container {
 	c := &Container{in: s, Guard: Guard{locks: s.Locks, id: id}, Recorded: Recorded{ID: id, in: s}}
 	c.Place = Place{Host: host, of: &c.Recorded}
 	return c
@@ -126,7 +131,7 @@ func (c *Container) Return(to Place) {
 
 // Place is where a container is attached, and how that was found.
 type Place struct {
-	Host  *hostns.NetNS // in which its plugins run
+	Host  *Host         // in which its plugins run
 	NetNS *netns.Handle // its own, open until Leave; nil if no path leads there
 	Path  string        // CNI_NETNS
 
@@ -134,8 +139,8 @@ type Place struct {
 	Rebooted bool    // the record is of another boot of the machine
 	HostGone bool    // the recorded host namespace is gone, with everything that plugins made there
 
-	callers *hostns.NetNS // the caller's host namespace while Host is the recorded one
-	of      *Recorded     // what is attached there
+	callers *Host     // the caller's host namespace while Host is the recorded one
+	of      *Recorded // what is attached there
 }
 
 // Inside returns the open namespace if an attachment's path leads there: libcni's
@@ -197,9 +202,9 @@ func (c *Container) EnterHost(mustStop bool) error {
 }
 
 // hostPath returns a path by which others find a host namespace, or "".
-func (s *Store) hostPath(host *hostns.NetNS) string { return s.Hosts.PathTo(host, s.HostNetNS) }
+func (s *Store) hostPath(host *Host) string { return s.Hosts.PathTo(host, s.HostNetNS) }
 
-func (s *Store) described(host *hostns.NetNS) string {
+func (s *Store) described(host *Host) string {
 	return described(host.String(), s.hostPath(host))
 }
 

@@ -6,7 +6,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -79,7 +78,7 @@ func (*Place) Settle() error { return nil }
 func (*Place) AwaitEnd(context.Context, time.Time) error { return nil }
 
 // Remains is true: off Linux an attachment counts as existing.
-func Remains(*hostns.NetNS, string, record.Attachment) (lives, ended bool, err error) {
+func Remains(*Host, string, record.Attachment) (lives, ended bool, err error) {
 	return true, false, nil
 }
 
@@ -117,4 +116,4 @@ func (*Locks) IsLocked(record.ID) (bool, error) { return false, nil }
 func (*Container) Other(*netns.Handle, string, bool) (string, error) { return "", nil }
 
 // Untouched is true.
-func Untouched(*hostns.NetNS, *netns.Handle) bool { return true }
+func Untouched(*Host, *netns.Handle) bool { return true }

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/store/lock"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
@@ -105,7 +104,7 @@ func (c *Container) Other(ns *netns.Handle, cacheDir string, doubts bool) (strin
 		switch {
 		case rec != nil && (rec.ContainerID == c.Recorded.ID || record.PluginID(rec.ContainerID) == own):
 		case rec == nil || f.Err != nil:
-			if pinned, err := hostns.Identify(c.in.Pins.File(f.File)); doubts && (err != nil || pinned == ns.ID()) {
+			if pinned, err := identify(c.in.Pins.File(f.File)); doubts && (err != nil || pinned == ns.ID()) {
 				return "that of the record in file " + f.File, f.Err
 			}
 		default:
@@ -126,7 +125,7 @@ func (c *Container) cached(ns *netns.Handle, cacheDir string, recorded map[recor
 		return "", fmt.Errorf("cached attachments: %w", err)
 	}
 	for _, a := range all {
-		if recorded[record.PluginID(a.ContainerID)] || !hostns.LeadsTo(a.NetNS, ns) {
+		if recorded[record.PluginID(a.ContainerID)] || !leadsTo(a.NetNS, ns) {
 			continue
 		}
 		if there, err := c.Place.Host.HasLink(ns, a.IfName); there || err != nil {
@@ -140,7 +139,7 @@ func (c *Container) cached(ns *netns.Handle, cacheDir string, recorded map[recor
 // interface but lo, and lo is down. Programs that remove a container before each
 // Setup pass such a namespace. If no record keeps it, they need not wait until
 // all records are read.
-func Untouched(host *hostns.NetNS, ns *netns.Handle) bool {
+func Untouched(host *Host, ns *netns.Handle) bool {
 	found, err := host.Conns.Links(ns)
 	return err == nil && !slices.ContainsFunc(found, func(l links.Link) bool {
 		return l.Up() || l.Flags&unix.IFF_LOOPBACK == 0 && !l.IsFallback()

@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -18,7 +17,7 @@ import (
 // Follow opens the container's namespace again if its path leads to another one
 // by now, which can happen while the container is locked by another call.
 func (c *Container) Follow() error {
-	if c.Place.NetNS == nil || c.fresh.isComing() || hostns.LeadsTo(c.Place.Path, c.Place.NetNS) {
+	if c.Place.NetNS == nil || c.fresh.isComing() || leadsTo(c.Place.Path, c.Place.NetNS) {
 		return nil
 	}
 	return c.OpenPath(c.Place.Path, "ADD")
@@ -34,7 +33,7 @@ func (c *Container) identify() (record.NetNS, error) {
 		return c.Recorded.Record.NetNS, nil // whichever path leads there from the caller
 	}
 	id := c.Place.NetNS.ID()
-	ns := record.NetNS{Path: c.Place.Path, Dev: id.Dev, Ino: id.Ino, Pin: c.in.Pins.path(c.Recorded.ID), View: hostns.View()}
+	ns := record.NetNS{Path: c.Place.Path, Dev: id.Dev, Ino: id.Ino, Pin: c.in.Pins.path(c.Recorded.ID), View: View()}
 	return ns, c.fresh.identify(&ns)
 }
 
@@ -45,13 +44,13 @@ func (r *Recorded) SameNetNS(path string) error {
 	if r.Record == nil {
 		return nil
 	}
-	id, err := hostns.Identify(path)
+	id, err := identify(path)
 	if err != nil {
-		return fmt.Errorf("the container's network namespace: %w: %w", err, hostns.ErrInvalid)
+		return fmt.Errorf("the container's network namespace: %w: %w", err, ErrInvalidNetNS)
 	}
 	if id != r.Record.NetNS.ID() {
 		return fmt.Errorf("%s is another namespace than %s, in which the container is attached: %w",
-			path, r.Record.NetNS.Path, hostns.ErrInvalid)
+			path, r.Record.NetNS.Path, ErrInvalidNetNS)
 	}
 	return nil
 }
@@ -63,7 +62,7 @@ func (c *Container) Pin() error {
 	switch {
 	case c.fresh.isComing():
 		return c.pinFresh()
-	case ns.Ours && ns.Pin == "" && hostns.LeadsTo(ns.Path, c.Place.NetNS):
+	case ns.Ours && ns.Pin == "" && leadsTo(ns.Path, c.Place.NetNS):
 		return nil // its path is a pin
 	case ns.Ours && (ns.Pin == "" || isFile(ns.Path, ns.File)):
 		// It was, in another mount namespace.
@@ -78,10 +77,10 @@ func (c *Container) Pin() error {
 	c.in.Logger.Debug("the namespace is kept by an open descriptor only", "container", c.Recorded.ID, "error", err)
 	opened, err := netns.Open(ns.Path) // the container's own is closed with it
 	if err != nil {
-		return fmt.Errorf("keep the container's network namespace: %w: %w", err, hostns.ErrInvalid)
+		return fmt.Errorf("keep the container's network namespace: %w: %w", err, ErrInvalidNetNS)
 	}
 	if id := opened.ID(); id != c.Recorded.Record.NetNS.ID() {
-		return errors.Join(fmt.Errorf("%s has become another namespace, %s: %w", ns.Path, id, hostns.ErrInvalid), opened.Close())
+		return errors.Join(fmt.Errorf("%s has become another namespace, %s: %w", ns.Path, id, ErrInvalidNetNS), opened.Close())
 	}
 	return c.in.Pins.hold(c.Recorded.ID, opened)
 }
@@ -106,12 +105,12 @@ type fresh struct {
 func (c *Container) MakeNetNS(path string) (err error) {
 	c.Leave()
 	if path != "" && !filepath.IsAbs(path) {
-		return fmt.Errorf("path %q of a new network namespace is relative: %w", path, hostns.ErrInvalid)
+		return fmt.Errorf("path %q of a new network namespace is relative: %w", path, ErrInvalidNetNS)
 	}
 	own := c.in.Pins.path(c.Recorded.ID)
 	if path != "" && c.in.Pins.isInside(path) {
 		if filepath.Base(path) != filepath.Base(own) {
-			return errors.Join(refuseExisting(path), fmt.Errorf("path %q of a new network namespace is another container's: %w", path, hostns.ErrInvalid))
+			return errors.Join(refuseExisting(path), fmt.Errorf("path %q of a new network namespace is another container's: %w", path, ErrInvalidNetNS))
 		}
 		path = "" // as an earlier Setup has returned it
 	}
@@ -149,9 +148,9 @@ func (c *Container) RemakeNetNS() (err error) {
 func refuseExisting(path string) error {
 	switch _, err := os.Lstat(path); {
 	case err == nil:
-		return fmt.Errorf("path %q of a new network namespace: %w: %w", path, fs.ErrExist, hostns.ErrInvalid)
+		return fmt.Errorf("path %q of a new network namespace: %w: %w", path, fs.ErrExist, ErrInvalidNetNS)
 	case !errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("path of a new network namespace: %w: %w", err, hostns.ErrInvalid)
+		return fmt.Errorf("path of a new network namespace: %w: %w", err, ErrInvalidNetNS)
 	}
 	return nil
 }
@@ -183,7 +182,7 @@ func (f *fresh) identify(ns *record.NetNS) error {
 	}
 	dir := filepath.Dir(ns.Path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("directory of a new network namespace: %w: %w", err, hostns.ErrInvalid)
+		return fmt.Errorf("directory of a new network namespace: %w: %w", err, ErrInvalidNetNS)
 	}
 	var st unix.Statfs_t
 	err := unix.Statfs(dir, &st)
@@ -194,7 +193,7 @@ func (f *fresh) identify(ns *record.NetNS) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("file for a new network namespace: %w: %w", err, hostns.ErrInvalid)
+		return fmt.Errorf("file for a new network namespace: %w: %w", err, ErrInvalidNetNS)
 	}
 	info, err := f.file.Stat()
 	if err == nil {
@@ -211,7 +210,7 @@ func (c *Container) pinFresh() error {
 			return err
 		}
 		if err := c.fresh.link(ns.Path); err != nil {
-			return fmt.Errorf("file for a new network namespace: %w: %w", err, hostns.ErrInvalid)
+			return fmt.Errorf("file for a new network namespace: %w: %w", err, ErrInvalidNetNS)
 		}
 	}
 	if err := c.in.Pins.mount(c.Place.NetNS, ns.Path); err != nil {
@@ -270,7 +269,7 @@ func removeOurs(ns record.NetNS, sameBoot bool) error {
 	}
 	// The file alone may be left, of a mount that was not made yet, or is gone.
 	if ns.Pin == "" {
-		_, err := hostns.Identify(ns.Path)
+		_, err := identify(ns.Path)
 		if errors.Is(err, netns.ErrNotNetNS) {
 			return netns.Remove(ns.Path) // in this library's directory
 		}

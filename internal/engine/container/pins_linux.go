@@ -10,7 +10,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -64,7 +63,7 @@ func (p *Pins) link(path string) bool {
 // warnOnce warns, the first time, if others do not see a namespace that is mounted at a path.
 func (p *Pins) warnOnce(path string, ns netns.ID, logger *slog.Logger) {
 	p.warned.Do(func() {
-		if hostns.HiddenFrom(hostns.FirstRoot, path, ns) {
+		if hiddenFrom(firstRoot, path, ns) {
 			logger.Warn("network namespaces made for containers will not be seen in the mount namespace of the machine, "+
 				"nor by this program when it is started again: share the mounts of the directory", "path", filepath.Dir(path))
 		}
@@ -109,7 +108,7 @@ func (p *Pins) Holds(ns *netns.Handle) bool {
 	if err != nil {
 		return !errors.Is(err, fs.ErrNotExist)
 	}
-	return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return hostns.LeadsTo(p.File(e.Name()), ns) })
+	return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return leadsTo(p.File(e.Name()), ns) })
 }
 
 // WasMounted reports whether a container's namespace was kept by a mount, which
@@ -123,7 +122,7 @@ func (p *Pins) WasMounted(id record.ID) bool {
 // of the record's file; empty if none is.
 func (p *Pins) At(file string) string {
 	path := p.File(file)
-	if _, err := hostns.Identify(path); errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
+	if _, err := identify(path); errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
 		return ""
 	}
 	return path
@@ -135,7 +134,7 @@ func (p *Pins) Discard(file string) error { return netns.Remove(p.File(file)) }
 // Keeps reports whether the namespace of a container is kept alive by a mount or
 // by a descriptor of this process.
 func (p *Pins) Keeps(id record.ID) bool {
-	_, err := hostns.Identify(p.path(id))
+	_, err := identify(p.path(id))
 	return err == nil || p.openPath(id) != ""
 }
 
@@ -148,13 +147,13 @@ func (p *Pins) openPath(id record.ID) string {
 	if ns == nil {
 		return ""
 	}
-	return hostns.DescriptorPath(ns)
+	return descriptorPath(ns)
 }
 
 // Where returns a path that leads to the kept namespace of a container whose record
 // is damaged. It is empty if none is kept.
 func (p *Pins) Where(id record.ID) (string, error) {
-	_, err := hostns.Identify(p.path(id))
+	_, err := identify(p.path(id))
 	switch {
 	case err == nil:
 		return p.path(id), nil

@@ -14,7 +14,6 @@ import (
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/proc"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -39,7 +38,7 @@ func (p *Place) reach(kept string) error {
 		}
 		found, err := netns.Open(place.path)
 		switch {
-		case hostns.LeadsNowhere(err):
+		case LeadsNowhere(err):
 		case err != nil: // matters if no other path leads there
 			errs = append(errs, err)
 		case found.ID() == ns.ID():
@@ -74,7 +73,7 @@ func (p *Place) reach(kept string) error {
 // One that only has the recorded number may be another. complete reports that every process
 // could be looked at.
 func (p *Place) search(by proc.RefKind) (complete bool, err error) {
-	found, complete, err := hostns.Search(p.of.Record.NetNS.ID(), by)
+	found, complete, err := search(p.of.Record.NetNS.ID(), by)
 	if found == nil || err != nil {
 		return complete, err
 	}
@@ -85,7 +84,7 @@ func (p *Place) search(by proc.RefKind) (complete bool, err error) {
 	}
 	// The path is not the process's own: if the process ends meanwhile, its path
 	// could become another's.
-	p.NetNS, p.Path, p.Reached = found, hostns.DescriptorPath(found), ByProcess
+	p.NetNS, p.Path, p.Reached = found, descriptorPath(found), ByProcess
 	return complete, nil
 }
 
@@ -172,7 +171,7 @@ func (p *Place) settleLetGo() error {
 // isInhabited reports whether there is, or may be, a process in the container's
 // namespace.
 func (p *Place) isInhabited() bool {
-	all, err := hostns.Inhabited()
+	all, err := inhabited()
 	return err != nil || p.NetNS != nil && all[p.NetNS.ID().Ino]
 }
 
@@ -185,7 +184,7 @@ func (p *Place) Gone() bool {
 // where it was recorded. Records of earlier versions do not say where that was.
 func (p *Place) isRecordedHere() bool {
 	view := p.of.Record.NetNS.View
-	return view == "" || view == hostns.View()
+	return view == "" || view == View()
 }
 
 // AwaitEnd waits until a container that lives elsewhere has ended, but not beyond a time.
@@ -208,7 +207,7 @@ func (p *Place) AwaitEnd(ctx context.Context, until time.Time) error {
 // Remains looks for an attachment that is on no record, by its result: at the path of its
 // namespace, and on the host. lives reports that it is there; ended, that it certainly is
 // not. Neither is known of one that has no end on the host.
-func Remains(host *hostns.NetNS, path string, of record.Attachment) (lives, ended bool, err error) {
+func Remains(host *Host, path string, of record.Attachment) (lives, ended bool, err error) {
 	p := &Place{Host: host, of: &Recorded{Record: &record.Record{Attachments: []record.Attachment{of}}}}
 	ns, err := netns.Open(path)
 	if err == nil {

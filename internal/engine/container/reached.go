@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -95,7 +94,7 @@ func (p *Place) OutOfReach() (gone bool, why error) {
 	case p.HostGone:
 		return false, fmt.Errorf("the namespace %s that its plugins ran in is gone: %w", p.of.RecordedHost(), ErrHostNetNS)
 	case p.IsAbandoned():
-		return false, fmt.Errorf("%s no longer leads to its namespace, which is kept at %s: %w", p.of.Record.NetNS.Path, p.Path, hostns.ErrInvalid)
+		return false, fmt.Errorf("%s no longer leads to its namespace, which is kept at %s: %w", p.of.Record.NetNS.Path, p.Path, ErrInvalidNetNS)
 	}
 	return false, nil
 }

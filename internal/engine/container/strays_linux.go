@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -78,15 +77,15 @@ func (s *Store) recordedNamespaces() (*knownNetNS, error) {
 // unclaimed returns the paths at which there is neither a known namespace nor
 // one with a process in it.
 func (known *knownNetNS) unclaimed(paths []string) (map[string]bool, error) {
-	inhabited, err := hostns.Inhabited()
+	all, err := inhabited()
 	if err != nil {
 		return nil, err
 	}
 	stray := make(map[string]bool)
 	for _, path := range paths {
-		id, err := hostns.Identify(path)
+		id, err := identify(path)
 		switch {
-		case errors.Is(err, fs.ErrNotExist), known.names[filepath.Base(path)], err == nil && (known.ids[id] || inhabited[id.Ino]):
+		case errors.Is(err, fs.ErrNotExist), known.names[filepath.Base(path)], err == nil && (known.ids[id] || all[id.Ino]):
 		case err == nil, errors.Is(err, netns.ErrNotNetNS): // or the file of a former pin
 			stray[path] = true
 		default:

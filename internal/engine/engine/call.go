@@ -5,8 +5,8 @@ import (
 	"reflect"
 	"slices"
 
+	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -114,7 +114,7 @@ func (in cache) callsNetworks() []*Network {
 // about returns an attachment without a container, for verbs on a network. It has an
 // interface name only if several loaded networks have the same name. With host its plugins
 // can run.
-func about(eng *Engine, n *Network, host *hostns.NetNS) *attachment {
+func about(eng *Engine, n *Network, host *container.Host) *attachment {
 	a := &attachment{op: &operation{eng: eng}}
 	if host != nil {
 		a.op.c = eng.Store.New("", host)

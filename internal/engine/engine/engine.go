@@ -16,7 +16,6 @@ import (
 	"github.com/embedcni/cni/internal/engine/leftovers"
 	"github.com/embedcni/cni/internal/kernel/firewalld"
 	"github.com/embedcni/cni/internal/kernel/nft"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/run/invoke"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/conflist"
@@ -142,7 +141,9 @@ func (eng *Engine) RunnerOf(n *Network) *runner.Runtime {
 }
 
 // openHost opens the network namespace in which plugins run.
-func (eng *Engine) openHost() (*hostns.NetNS, error) { return eng.Store.Hosts.Open(eng.opts.HostNetNS) }
+func (eng *Engine) openHost() (*container.Host, error) {
+	return eng.Store.Hosts.Open(eng.opts.HostNetNS)
+}
 
 // canonical resolves the symbolic links of a path, as far as it exists. The path is
 // stored in records and must lead to the same place however a later program spells

@@ -16,7 +16,6 @@ import (
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/run/invoke"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/record"
@@ -31,7 +30,7 @@ var (
 	ErrInvalidResult     = errors.New("invalid result")
 	ErrLoad              = errors.New("failed to load cni config")
 	ErrInvalidArgument   = errors.New("invalid argument")
-	ErrInvalidNetNS      = hostns.ErrInvalid
+	ErrInvalidNetNS      = container.ErrInvalidNetNS
 	ErrHostNetNS         = container.ErrHostNetNS
 	ErrAlreadyAttached   = errors.New("attachment already exists")
 	ErrBusy              = container.ErrBusy
@@ -49,7 +48,7 @@ var (
 	ErrHeld              = errors.New("held")
 	ErrNotRepairable     = errors.New("not repairable")
 	ErrInContainer       = errors.New("in the container's namespace, which is its own")
-	ErrNotSupported      = hostns.ErrNotSupported
+	ErrNotSupported      = container.ErrNotSupported
 )
 
 // Error is the failure of one network of one container, or of one of its plugins.

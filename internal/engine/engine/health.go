@@ -10,10 +10,10 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/engine/health"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/contract"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -118,9 +118,9 @@ func verdictOn(e *health.Container) Health {
 // look is a look at containers, none of which is locked but to ask its plugins.
 type look struct {
 	eng  *Engine
-	host *hostns.NetNS // where plugins run
-	own  bool          // only this owner's attachments are compared
-	once bool          // see HealthOptions.Once
+	host *container.Host // where plugins run
+	own  bool            // only this owner's attachments are compared
+	once bool            // see HealthOptions.Once
 }
 
 // Health looks at containers, and returns the verdict on each.
@@ -222,7 +222,7 @@ func (l *look) elsewhere(e *health.Container, paths map[string]string) (Health, 
 func (l *look) isAt(recorded record.NetNS, path string) (health.State, error) {
 	h, _, err := l.host.OpenContainer(path, "CHECK")
 	switch {
-	case err != nil && !hostns.LeadsNowhere(err) && errors.As(err, new(syscall.Errno)):
+	case err != nil && !container.LeadsNowhere(err) && errors.As(err, new(syscall.Errno)):
 		return health.Unknown, err
 	case err != nil:
 		return health.Elsewhere, fmt.Errorf("it is attached in %s: %w", recorded.Path, err)

@@ -7,7 +7,6 @@ import (
 
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/engine/leftovers"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -17,7 +16,7 @@ type reaper struct{ eng *Engine }
 
 // request requests a scan of all records for abandoned containers, in the background.
 // setup reports that Setup requests it.
-func (r reaper) request(host *hostns.NetNS, setup bool) {
+func (r reaper) request(host *container.Host, setup bool) {
 	if !r.eng.opts.WithoutReaping {
 		r.eng.abandoned.Request(r.runtime(), host, setup)
 	}
@@ -32,7 +31,7 @@ func (r reaper) Keeps(id record.ID) bool { return r.eng.Store.Pins.Keeps(id) }
 
 // Tend finishes a removal that Setup or Remove had begun, removes the container if
 // its namespace has ended, or else lets go of the namespace.
-func (r reaper) Tend(file string, host *hostns.NetNS) (step leftovers.Step, err error) {
+func (r reaper) Tend(file string, host *container.Host) (step leftovers.Step, err error) {
 	rec, err := r.eng.Store.Records.LoadFile(file)
 	if err != nil || rec == nil {
 		return step, host.Close() // removed since, or damaged, which Recover reports
@@ -77,8 +76,8 @@ func (r reaper) tend(op *operation, host netns.ID) (step leftovers.Step, err err
 
 // end removes the abandoned container of a record now. It returns false if the container
 // stays as it is on record.
-func (r reaper) end(ctx context.Context, of *record.Record, host *hostns.NetNS) (bool, error) {
-	return leftovers.End(ctx, host, func(ctx context.Context, host *hostns.NetNS) (step leftovers.Step, err error) {
+func (r reaper) end(ctx context.Context, of *record.Record, host *container.Host) (bool, error) {
+	return leftovers.End(ctx, host, func(ctx context.Context, host *container.Host) (step leftovers.Step, err error) {
 		at := host.ID()
 		op := &operation{eng: r.eng, c: r.eng.Store.New(of.ContainerID, host)}
 		if err := op.lockToRemove(ctx, container.Access{}); err != nil {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/engine/leftovers"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
@@ -44,7 +43,7 @@ func (eng *Engine) Remove(ctx context.Context, c *Call) error {
 // validateRemove checks the caller's parameters before anything is touched, the
 // lock file included, and opens the namespace in which plugins run. A whole
 // record lists the container's attachments; otherwise they are planned here.
-func validateRemove(eng *Engine, c *Call) (*hostns.NetNS, error) {
+func validateRemove(eng *Engine, c *Call) (*container.Host, error) {
 	rec, err := LoadRecord(eng.Store.Records, c.ID)
 	switch {
 	case errors.As(err, new(*RecordError)):

@@ -12,10 +12,10 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 	"github.com/embedcni/cni/internal/kernel/thread"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/conflist"
 )
@@ -70,7 +70,7 @@ func (eng *Engine) AskStatus(ctx context.Context) error {
 }
 
 // join returns the last run if it serves, or starts another one. It takes host over.
-func (c *statusCache) join(ctx context.Context, s *Engine, host *hostns.NetNS) *statusRun {
+func (c *statusCache) join(ctx context.Context, s *Engine, host *container.Host) *statusRun {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.last.serves(host.String()) {
@@ -101,7 +101,7 @@ func (eng *Engine) AskStatusOf(ctx context.Context, networks []*Network) error {
 // statusOf asks networks in order and stops at the first that cannot serve.
 // All of them share the time of one STATUS, because a caller such as a health
 // probe cannot use a later answer.
-func statusOf(ctx context.Context, eng *Engine, host *hostns.NetNS, networks []*Network) error {
+func statusOf(ctx context.Context, eng *Engine, host *container.Host, networks []*Network) error {
 	ctx, cancel := eng.runner.Bound(ctx, "STATUS")
 	defer cancel()
 	for _, n := range networks {
@@ -153,7 +153,7 @@ func lackOfPrivileges() error {
 
 // lackOfKernel returns why the kernel or the programs of the host do not suffice for
 // the plugins of the networks.
-func lackOfKernel(ctx context.Context, host *hostns.NetNS, networks []*Network) error {
+func lackOfKernel(ctx context.Context, host *container.Host, networks []*Network) error {
 	var errs []error
 	if err := host.Reachable(); err != nil {
 		errs = append(errs, fmt.Errorf("rtnetlink: %w", err))
@@ -172,7 +172,7 @@ func (n *Network) makesRules() bool {
 // readiness collects the reasons why plugins cannot attach a container.
 type readiness struct {
 	eng     *Engine
-	host    *hostns.NetNS
+	host    *container.Host
 	reasons []error
 }
 

@@ -11,7 +11,6 @@ import (
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/engine/leftovers"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
@@ -265,7 +264,7 @@ func (in cache) avoid(a *attachment) {
 // record. Either their records were lost, or another program has attached them.
 type unrecorded struct {
 	eng  *Engine
-	host *hostns.NetNS
+	host *container.Host
 	all  []*libcni.NetworkAttachment
 }
 

@@ -12,9 +12,9 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/run/contract"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/plugin"
 )
@@ -29,7 +29,7 @@ func (verbose) Fail(f runner.Failure) error {
 
 // bench repairs attachments of containers in this process's namespace.
 type bench struct {
-	host    *hostns.NetNS
+	host    *container.Host
 	runtime *runner.Runtime
 	limit   time.Duration // of a plugin's time
 	events  []string
@@ -37,7 +37,7 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	b := &bench{host: expect.Value(hostns.NewFinder().Open(""))(t), limit: time.Minute}
+	b := &bench{host: expect.Value(container.NewFinder().Open(""))(t), limit: time.Minute}
 	t.Cleanup(func() { expect.NoError(t, b.host.Close()) })
 	b.runtime = &runner.Runtime{
 		Choice: runner.Choice{BuiltIn: func(string) plugin.Plugin { return nil }},
@@ -100,7 +100,7 @@ func TestAComparisonThatFailsIsOneAttachments(t *testing.T) {
 		for i, r := range all {
 			switch i {
 			case 0:
-				expect.Is(t, r.Err, hostns.ErrInvalid)
+				expect.Is(t, r.Err, container.ErrInvalidNetNS)
 			case 1:
 				expect.That(t, r.Err != nil && strings.HasPrefix(r.Err.Error(), "panic: oops\n"), "error %v", r.Err)
 			default:

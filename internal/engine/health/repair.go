@@ -8,9 +8,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/contract"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/netns"
 )
@@ -69,7 +69,7 @@ var errSlow = errors.New("it takes too long for a repair of several containers a
 // Repairing is an attachment of a locked container that is repaired.
 type Repairing struct {
 	Runner    *runner.Runner
-	Host      *hostns.NetNS
+	Host      *container.Host
 	Container *netns.Handle // nil if it is not open
 	// Compare compares the attachment with its record.
 	Compare func(context.Context, *contract.View) *Part
@@ -176,7 +176,7 @@ func (r *Repairing) compare(ctx context.Context, looks *contract.Looks) (c *Part
 		return nil, context.Cause(ctx)
 	}
 	if r.Container == nil {
-		return nil, fmt.Errorf("its network namespace is not open: %w", hostns.ErrInvalid)
+		return nil, fmt.Errorf("its network namespace is not open: %w", container.ErrInvalidNetNS)
 	}
 	v, err := looks.Open(&r.Host.Conns, r.Host.Handle, r.Container)
 	if err != nil {

@@ -4,7 +4,7 @@ import (
 	"context"
 	"log/slog"
 
-	"github.com/embedcni/cni/internal/run/hostns"
+	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -27,7 +27,7 @@ type Containers interface {
 	// abandoned. If that fails, a later look tries again. With a *NoEndError the
 	// container stays as it is. Plugins run in the recorded host namespace, or else in
 	// host, which Tend takes over.
-	Tend(file string, host *hostns.NetNS) (Step, error)
+	Tend(file string, host *container.Host) (Step, error)
 }
 
 // Step is the result of Tend.
@@ -39,4 +39,4 @@ type Step struct {
 
 // Tend does the next step for one container, as [Containers.Tend] does, but may wait for
 // the container. It takes over host.
-type Tend func(ctx context.Context, host *hostns.NetNS) (Step, error)
+type Tend func(ctx context.Context, host *container.Host) (Step, error)

@@ -10,7 +10,6 @@ import (
 
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -33,12 +32,12 @@ func Identify(_ *links.Conns, _, _ *netns.Handle, _ string, _ bool) (*Device, er
 // Search finds nothing.
 type Search struct{}
 
-func SearchOf(string) *Search                                { return &Search{} }
-func (*Search) Request(Runtime, *hostns.NetNS, bool)         {}
-func End(context.Context, *hostns.NetNS, Tend) (bool, error) { return false, nil }
-func IsAbandoned(*record.Record, string, string) bool        { return false }
+func SearchOf(string) *Search                                  { return &Search{} }
+func (*Search) Request(Runtime, *container.Host, bool)         {}
+func End(context.Context, *container.Host, Tend) (bool, error) { return false, nil }
+func IsAbandoned(*record.Record, string, string) bool          { return false }
 func LetGo(*container.Container, []*Attachment, *slog.Logger) ([]int, error) {
-	return nil, hostns.ErrNotSupported
+	return nil, container.ErrNotSupported
 }
 
 // made reports no file as host-local's, which is a plugin of Linux.

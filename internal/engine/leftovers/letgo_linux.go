@@ -9,7 +9,6 @@ import (
 
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
@@ -61,7 +60,7 @@ func LetGo(c *container.Container, all []*Attachment, logger *slog.Logger) (left
 // interfaces. An index finds an end again after its name or hardware address has
 // changed. Ends that have vanished are left out. container is nil if no path leads to
 // the container's namespace.
-func hostEnds(host *hostns.NetNS, container *netns.Handle, all []*Attachment) (ends []int, err error) {
+func hostEnds(host *container.Host, container *netns.Handle, all []*Attachment) (ends []int, err error) {
 	tied := false
 	for _, a := range all {
 		if a.onlyLoopback() {
@@ -112,7 +111,7 @@ func (a *Attachment) tiedToHost() error {
 // hostEnd returns the index of the attachment's end on the host, or 0 if the end has
 // vanished for certain: the result named it and the container's namespace is gone too, or
 // the container's namespace has no device left.
-func (a *Attachment) hostEnd(host *hostns.NetNS, container *netns.Handle) (index int, err error) {
+func (a *Attachment) hostEnd(host *container.Host, container *netns.Handle) (index int, err error) {
 	var macs []string
 	for _, reported := range Of(a).Interface.HostEnds {
 		l, err := host.Conns.Lookup(host.Handle, reported.Name)

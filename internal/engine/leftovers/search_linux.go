@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/kernel/thread"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -61,7 +61,7 @@ func SearchOf(alike string) *Search {
 // Request asks for a look at all records in the background; setup says that Setup
 // asks, before which no look begins. It does not wait. Plugins run in the recorded
 // host namespace, or else in host, which the Search opens once more.
-func (s *Search) Request(r Runtime, host *hostns.NetNS, setup bool) {
+func (s *Search) Request(r Runtime, host *container.Host, setup bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.begun = s.begun || setup; !s.begun {
@@ -85,7 +85,7 @@ func (s *Search) Request(r Runtime, host *hostns.NetNS, setup bool) {
 
 // inBackground looks once, after the look that is under way and the rest. Between two looks
 // a timer runs, but no goroutine.
-func (s *Search) inBackground(host *hostns.NetNS) {
+func (s *Search) inBackground(host *container.Host) {
 	s.looking.Lock()
 	defer s.looking.Unlock()
 	if wait := time.Until(s.next); wait > 0 {
@@ -106,7 +106,7 @@ func restAfter(took time.Duration) time.Duration {
 
 // begin begins a look for those that have requested one, and forgets them: a Runtime must
 // not be kept from being collected.
-func (s *Search) begin(host *hostns.NetNS) *look {
+func (s *Search) begin(host *container.Host) *look {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := &look{Runtime: s.runtime, search: s, asked: s.asked, host: host, rests: true}
@@ -115,7 +115,7 @@ func (s *Search) begin(host *hostns.NetNS) *look {
 }
 
 // Look looks in the foreground, without pauses, after the look that is under way.
-func (s *Search) Look(by Runtime, host *hostns.NetNS) error {
+func (s *Search) Look(by Runtime, host *container.Host) error {
 	s.looking.Lock()
 	defer s.looking.Unlock()
 	return thread.Try((&look{Runtime: by, search: s, host: host}).all)
@@ -126,7 +126,7 @@ type look struct {
 	Runtime
 	search *Search
 	asked  []Containers
-	host   *hostns.NetNS
+	host   *container.Host
 	rests  bool // in the background
 }
 
@@ -140,7 +140,7 @@ func (l *look) all() error {
 		_, exists := slices.BinarySearch(files, file)
 		return !exists
 	})
-	view, begun := hostns.View(), time.Now() // of any thread: Tend judges each container again
+	view, begun := container.View(), time.Now() // of any thread: Tend judges each container again
 	for _, file := range files {
 		if rec, by := l.needsWork(file, view); by != nil {
 			l.work(file, rec, by)
@@ -185,7 +185,7 @@ func (l *look) work(file string, rec *record.Record, by Containers) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), stuckFor)
 	defer cancel()
-	_, err := end(ctx, l.host, &l.search.stuck, func(_ context.Context, host *hostns.NetNS) (Step, error) {
+	_, err := end(ctx, l.host, &l.search.stuck, func(_ context.Context, host *container.Host) (Step, error) {
 		step, err := by.Tend(file, host)
 		step.Ended = !step.Again // or it stays, until a later look
 		return step, err
@@ -208,7 +208,7 @@ func (l *look) work(file string, rec *record.Record, by Containers) {
 // IsAbandoned reports whether a record describes an abandoned container: all its attachments
 // are the owner's, and its path certainly no longer leads to its namespace.
 func IsAbandoned(rec *record.Record, owner, boot string) (is bool) {
-	hostns.WithView(func(view string) { is = isAbandoned(view, rec, owner, boot) })
+	container.WithView(func(view string) { is = isAbandoned(view, rec, owner, boot) })
 	return is
 }
 
@@ -219,7 +219,7 @@ func isAbandoned(view string, rec *record.Record, owner, boot string) bool {
 		rec.Warm || rec.NetNS.Ours || rec.NetNS.Ino == 0 {
 		return false
 	}
-	return !rec.IsEmpty() && rec.IsOnly(owner) && hostns.LeadsAway(rec.NetNS.Path, rec.NetNS.ID())
+	return !rec.IsEmpty() && rec.IsOnly(owner) && container.LeadsAway(rec.NetNS.Path, rec.NetNS.ID())
 }
 
 // EndWithin limits the time for which End waits. Tests on a busy machine allow it more.
@@ -233,14 +233,14 @@ const mostSteps = 4
 // waits until the namespace that was let go has ended, and for a second in all; a plugin
 // that takes longer goes on by itself. It returns false if the container stays: it is in
 // use, or cannot be judged, or is not removed yet.
-func End(ctx context.Context, host *hostns.NetNS, tend Tend) (ended bool, err error) {
+func End(ctx context.Context, host *container.Host, tend Tend) (ended bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, EndWithin)
 	defer cancel()
 	return end(ctx, host, &atomic.Int32{}, tend)
 }
 
 // end is End with another limit. It counts a step as stuck that takes longer.
-func end(ctx context.Context, host *hostns.NetNS, stuck *atomic.Int32, tend Tend) (ended bool, err error) {
+func end(ctx context.Context, host *container.Host, stuck *atomic.Int32, tend Tend) (ended bool, err error) {
 	for range mostSteps {
 		step, err := tend.within(ctx, host, stuck)
 		if step.Ended || err != nil {
@@ -261,7 +261,7 @@ func end(ctx context.Context, host *hostns.NetNS, stuck *atomic.Int32, tend Tend
 }
 
 // within is one step on another goroutine, for which it does not wait when ctx ends.
-func (tend Tend) within(ctx context.Context, host *hostns.NetNS, stuck *atomic.Int32) (Step, error) {
+func (tend Tend) within(ctx context.Context, host *container.Host, stuck *atomic.Int32) (Step, error) {
 	own, err := host.Dup()
 	if err != nil {
 		return Step{}, err

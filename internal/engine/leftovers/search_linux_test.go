@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -40,7 +40,7 @@ func newFake(t *testing.T, store *record.Store) *fake {
 
 func (f *fake) Keeps(record.ID) bool { return !f.keepsNone }
 
-func (f *fake) Tend(file string, host *hostns.NetNS) (Step, error) {
+func (f *fake) Tend(file string, host *container.Host) (Step, error) {
 	defer host.Close()
 	rec, err := f.Records.LoadFile(file)
 	f.tended = append(f.tended, rec.ContainerID)
@@ -53,7 +53,7 @@ func (f *fake) Tend(file string, host *hostns.NetNS) (Step, error) {
 // look looks in the test's namespace.
 func (f *fake) look(t *testing.T, s *Search) error {
 	t.Helper()
-	host := expect.Value(hostns.NewFinder().Open(""))(t)
+	host := expect.Value(container.NewFinder().Open(""))(t)
 	defer host.Close()
 	return s.Look(f.Runtime, host)
 }
@@ -62,7 +62,7 @@ func (f *fake) look(t *testing.T, s *Search) error {
 func abandonedRecord(id record.ID) *record.Record {
 	return &record.Record{
 		ContainerID: id, Owner: "tester", Boot: boot,
-		NetNS:       record.NetNS{Path: "/nowhere", Dev: 4, Ino: 4711, View: hostns.View()},
+		NetNS:       record.NetNS{Path: "/nowhere", Dev: 4, Ino: 4711, View: container.View()},
 		Attachments: []record.Attachment{{Network: "net", IfName: "eth0", State: record.Added}},
 	}
 }
@@ -76,7 +76,7 @@ func begin(t *testing.T, s *record.Store, rec *record.Record) {
 func TestIs(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	expect.NoError(t, os.WriteFile(file, nil, 0o600))
-	id, _ := hostns.At(file)
+	id, _ := container.At(file)
 	for what, test := range map[string]struct {
 		change func(*record.Record)
 		want   bool
@@ -99,14 +99,14 @@ func TestIs(t *testing.T) {
 	} {
 		rec := abandonedRecord("c1")
 		test.change(rec)
-		expect.Same(t, what, isAbandoned(hostns.View(), rec, "tester", boot), test.want)
+		expect.Same(t, what, isAbandoned(container.View(), rec, "tester", boot), test.want)
 	}
 	if rec := abandonedRecord("c1"); isAbandoned("", rec, "tester", boot) {
 		t.Error("the view is not known")
 	}
 	rec := abandonedRecord("c1")
 	rec.Boot = ""
-	expect.That(t, !isAbandoned(hostns.View(), rec, "tester", ""), "the boot is not known")
+	expect.That(t, !isAbandoned(container.View(), rec, "tester", ""), "the boot is not known")
 }
 
 // TestALookTendsAbandonedContainers among many records, and skips none.
@@ -163,7 +163,7 @@ func TestTheLastRequestDecides(t *testing.T) {
 	store := record.Open(t.TempDir())
 	begin(t, store, abandonedRecord("c1"))
 	before, after := newFake(t, store), newFake(t, store)
-	host := expect.Value(hostns.NewFinder().Open(""))(t)
+	host := expect.Value(container.NewFinder().Open(""))(t)
 	defer host.Close()
 	s := SearchOf("")
 	s.next = time.Now().Add(50 * time.Millisecond)
@@ -202,7 +202,7 @@ func TestSearchesThatAreAlikeReadOnce(t *testing.T) {
 		reads.Add(1)
 		return plainfile.Read(path)
 	}
-	host := expect.Value(hostns.NewFinder().Open(""))(t)
+	host := expect.Value(container.NewFinder().Open(""))(t)
 	defer host.Close()
 	like := store.Dir()
 	var searches []*Search
@@ -225,7 +225,7 @@ func TestSearchesThatAreAlikeReadOnce(t *testing.T) {
 // namespace of an abandoned container open.
 func TestWhoeverKeepsANamespaceLetsItGo(t *testing.T) {
 	store := record.Open(t.TempDir())
-	host := expect.Value(hostns.NewFinder().Open(""))(t)
+	host := expect.Value(container.NewFinder().Open(""))(t)
 	defer host.Close()
 	rec := abandonedRecord("c1")
 	rec.Host = host.String()
@@ -247,7 +247,7 @@ func TestWhoeverKeepsANamespaceLetsItGo(t *testing.T) {
 // TestRequests: no look begins before the first Setup. Each request causes a look if none
 // is waiting.
 func TestRequests(t *testing.T) {
-	host := expect.Value(hostns.NewFinder().Open(""))(t)
+	host := expect.Value(container.NewFinder().Open(""))(t)
 	defer host.Close()
 	f, s := newFake(t, record.Open(t.TempDir())), SearchOf("")
 	for n, want := range [][]bool{{false, true, true}, {true, true, true}} {

@@ -1,4 +1,4 @@
-package hostns
+package container
 
 import (
 	"errors"
@@ -20,7 +20,7 @@ import (
 // bound to them. One of TCP or SCTP that is bound and does not listen does not count if it
 // allows others beside it. Claims that this process may not bind are not examined; they
 // go to the log. With an error the known ones are returned.
-func (h *NetNS) Bound(claims []ports.Claim, log *slog.Logger) (taken []ports.Claim, err error) {
+func (h *Host) Bound(claims []ports.Claim, log *slog.Logger) (taken []ports.Claim, err error) {
 	err = thread.In(h.Handle, func() (err error) {
 		taken, err = bound(claims, log)
 		return err
@@ -31,7 +31,7 @@ func (h *NetNS) Bound(claims []ports.Claim, log *slog.Logger) (taken []ports.Cla
 // BoundByOthers is Bound for the sockets of other processes: schedulers reserve ports by
 // listening on them. Nor does UDP in the ephemeral range count: most sockets there ask
 // others, and none of them is disturbed, since their answers belong to flows that exist.
-func (h *NetNS) BoundByOthers(claims []ports.Claim, log *slog.Logger) (taken []ports.Claim, err error) {
+func (h *Host) BoundByOthers(claims []ports.Claim, log *slog.Logger) (taken []ports.Claim, err error) {
 	taken, err = h.Bound(claims, log)
 	if len(taken) == 0 {
 		return nil, err
@@ -157,7 +157,7 @@ func ownSockets() (claims []ports.Claim, err error) {
 
 // LocalPorts returns the ports that the kernel of the namespace gives to sockets that ask
 // for none, and those that it must not give.
-func (h *NetNS) LocalPorts() (l ports.Local, err error) {
+func (h *Host) LocalPorts() (l ports.Local, err error) {
 	var reserved string
 	err = thread.In(h.Handle, func() error {
 		data, err := plainfile.Read("/proc/sys/net/ipv4/ip_local_port_range")

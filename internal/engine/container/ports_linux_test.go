@@ -1,4 +1,4 @@
-package hostns
+package container
 
 import (
 	"log/slog"
@@ -21,11 +21,11 @@ import (
 func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
 
 // host returns a namespace whose loopback interface is up.
-func host(t *testing.T) *NetNS {
+func host(t *testing.T) *Host {
 	t.Helper()
 	ns := nettest.New(t)
 	nettest.SetUp(t, ns, "lo")
-	return &NetNS{Handle: ns}
+	return &Host{Handle: ns}
 }
 
 // listen opens a socket in a namespace. A mode has "listen", "reuse" or "v6only".
@@ -71,7 +71,7 @@ func listen(t *testing.T, ns *netns.Handle, protocol, addr string, port int, mod
 	return fd
 }
 
-func bound80(t *testing.T, h *NetNS, protocol, addr string) bool {
+func bound80(t *testing.T, h *Host, protocol, addr string) bool {
 	t.Helper()
 	c := ports.Claim{Protocol: protocol, Port: 80}
 	if addr != "" {
@@ -119,7 +119,7 @@ func TestBound(t *testing.T) {
 }
 
 // hasSCTP reports whether the kernel has the protocol.
-func hasSCTP(t *testing.T, h *NetNS) (yes bool) {
+func hasSCTP(t *testing.T, h *Host) (yes bool) {
 	t.Helper()
 	expect.NoError(t, h.Do(func() error {
 		_, err := os.Stat("/proc/thread-self/net/sctp")

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package hostns
+package container
 
 import (
 	"errors"
@@ -15,9 +15,9 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// NetNS stands for the place where plugins run. Off Linux that is where the runtime
+// Host stands for the place where plugins run. Off Linux that is where the runtime
 // runs, and a container's path is opaque.
-type NetNS struct {
+type Host struct {
 	*netns.Handle
 	Conns links.Conns
 }
@@ -29,51 +29,51 @@ type Finder struct{}
 func NewFinder() *Finder { return &Finder{} }
 
 // Open refuses a path.
-func (*Finder) Open(path string) (*NetNS, error) {
+func (*Finder) Open(path string) (*Host, error) {
 	if path != "" {
 		return nil, fmt.Errorf("WithHostNetNS: %w", ErrNotSupported)
 	}
-	return &NetNS{}, nil
+	return &Host{}, nil
 }
 
 // Dup returns h: there is nothing to open.
-func (h *NetNS) Dup() (*NetNS, error) { return h, nil }
+func (h *Host) Dup() (*Host, error) { return h, nil }
 
 // Close does nothing.
-func (*NetNS) Close() error { return nil }
+func (*Host) Close() error { return nil }
 
 // String returns no identity.
-func (*NetNS) String() string { return "" }
+func (*Host) String() string { return "" }
 
 // EndOf finds none.
-func (*NetNS) EndOf(*netns.Handle, string) (int, error) { return 0, nil }
+func (*Host) EndOf(*netns.Handle, string) (int, error) { return 0, nil }
 
 // HasAddress returns true: nobody knows.
-func (*NetNS) HasAddress(netip.Addr) (bool, error) { return true, nil }
+func (*Host) HasAddress(netip.Addr) (bool, error) { return true, nil }
 
 // Bound returns nothing: nobody knows.
-func (*NetNS) Bound([]ports.Claim, *slog.Logger) ([]ports.Claim, error) { return nil, nil }
+func (*Host) Bound([]ports.Claim, *slog.Logger) ([]ports.Claim, error) { return nil, nil }
 
 // BoundByOthers returns nothing: nobody knows.
-func (*NetNS) BoundByOthers([]ports.Claim, *slog.Logger) ([]ports.Claim, error) { return nil, nil }
+func (*Host) BoundByOthers([]ports.Claim, *slog.Logger) ([]ports.Claim, error) { return nil, nil }
 
 // LocalPorts returns ErrNotSupported.
-func (*NetNS) LocalPorts() (ports.Local, error) { return ports.Local{}, ErrNotSupported }
+func (*Host) LocalPorts() (ports.Local, error) { return ports.Local{}, ErrNotSupported }
 
 // Reachable returns nil.
-func (*NetNS) Reachable() error { return nil }
+func (*Host) Reachable() error { return nil }
 
 // Validate accepts every path.
-func (*NetNS) Validate(path, _ string) (string, error) { return path, nil }
+func (*Host) Validate(path, _ string) (string, error) { return path, nil }
 
 // OpenContainer opens nothing, and returns the path.
-func (*NetNS) OpenContainer(path, _ string) (*netns.Handle, string, error) { return nil, path, nil }
+func (*Host) OpenContainer(path, _ string) (*netns.Handle, string, error) { return nil, path, nil }
 
 // PathTo returns no path.
-func (*Finder) PathTo(*NetNS, string) string { return "" }
+func (*Finder) PathTo(*Host, string) string { return "" }
 
 // Find finds nothing.
-func (*Finder) Find(*record.Record, string) (*NetNS, bool, error) { return nil, false, nil }
+func (*Finder) Find(*record.Record, string) (*Host, bool, error) { return nil, false, nil }
 
 // LeadsNowhere reports whether an error says that nothing is at a path.
 func LeadsNowhere(err error) bool { return errors.Is(err, fs.ErrNotExist) }

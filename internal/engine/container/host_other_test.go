@@ -1,6 +1,6 @@
 //go:build !linux
 
-package hostns
+package container
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package hostns
+package container
 
 import (
 	"bufio"
@@ -48,12 +48,12 @@ func TestLeadsAway(t *testing.T) {
 func TestThisThreadIsFound(t *testing.T) {
 	own, err := netns.CurrentID()
 	expect.NoError(t, err)
-	ns, _, err := Search(own, proc.Thread)
+	ns, _, err := search(own, proc.Thread)
 	expect.Must(t, err == nil && ns != nil, "got %v, %v", ns, err)
 	defer ns.Close()
-	expect.That(t, ns.ID() == own && LeadsTo(DescriptorPath(ns), ns), "%s and %s are not %s", ns.ID(), DescriptorPath(ns), own)
-	expect.Same(t, "a thread is in it", expect.Value(Inhabited())(t)[own.Ino], true)
-	none, _, err := Search(netns.ID{Dev: own.Dev, Ino: 1}, proc.Any)
+	expect.That(t, ns.ID() == own && leadsTo(descriptorPath(ns), ns), "%s and %s are not %s", ns.ID(), descriptorPath(ns), own)
+	expect.Same(t, "a thread is in it", expect.Value(inhabited())(t)[own.Ino], true)
+	none, _, err := search(netns.ID{Dev: own.Dev, Ino: 1}, proc.Any)
 	expect.That(t, none == nil && err == nil, "a namespace that does not exist: %v, %v", none, err)
 }
 
@@ -86,7 +86,7 @@ func TestTheFirstProcesssNamespaceIsThatOfItsThreads(t *testing.T) {
 		for tid, to := range test.threads {
 			links["1/task/"+tid+"/ns/net"] = to
 		}
-		got, ok := First(procWith(t, links))
+		got, ok := firstNetNS(procWith(t, links))
 		expect.That(t, got == test.want && ok == test.ok, "%s: got %v, %v, want %v, %v", what, got, ok, test.want, test.ok)
 	}
 }
@@ -123,8 +123,8 @@ func TestHiddenNamespacesAreFound(t *testing.T) {
 		ns := expect.Value(netns.Create(path))(t)
 		expect.NoError(t, os.Symlink(dir, link))
 		for _, path := range []string{path, filepath.Join(link, "ns")} {
-			expect.Same(t, tt.what, HiddenFrom(root, path, ns.ID()), tt.want)
-			expect.Same(t, tt.what+", and the process may not be looked at", HiddenFrom("/proc/0/root", path, ns.ID()), false)
+			expect.Same(t, tt.what, hiddenFrom(root, path, ns.ID()), tt.want)
+			expect.Same(t, tt.what+", and the process may not be looked at", hiddenFrom("/proc/0/root", path, ns.ID()), false)
 		}
 		expect.NoError(t, errors.Join(ns.Close(), netns.Remove(path), unix.Unmount(dir, unix.MNT_DETACH)))
 	}

@@ -1,4 +1,4 @@
-package hostns
+package container
 
 import (
 	"errors"
@@ -33,8 +33,8 @@ func stat(path string) (netns.ID, error) {
 	}
 }
 
-// Identify returns the identity of the namespace at a path.
-func Identify(path string) (netns.ID, error) {
+// identify returns the identity of the namespace at a path.
+func identify(path string) (netns.ID, error) {
 	ns, err := netns.Open(path)
 	if err != nil {
 		return netns.ID{}, err
@@ -42,8 +42,8 @@ func Identify(path string) (netns.ID, error) {
 	return ns.ID(), ns.Close()
 }
 
-// LeadsTo reports whether path still leads to the namespace.
-func LeadsTo(path string, ns *netns.Handle) bool {
+// leadsTo reports whether path still leads to the namespace.
+func leadsTo(path string, ns *netns.Handle) bool {
 	id, ok := At(path)
 	return ok && id == ns.ID()
 }
@@ -93,13 +93,13 @@ func WithView(f func(view string)) {
 	f(View())
 }
 
-// First returns the network namespace of process 1. It returns false if this
+// firstNetNS returns the network namespace of process 1. It returns false if this
 // process is process 1, or has no privilege to look at it.
 //
-// The leading thread of process 1 may be in a container's namespace. So First
+// The leading thread of process 1 may be in a container's namespace. So firstNetNS
 // returns the first namespace that two of its threads are in, or else the first one
 // that it saw.
-func First(dir string) (netns.ID, bool) {
+func firstNetNS(dir string) (netns.ID, bool) {
 	if os.Getpid() == 1 {
 		return netns.ID{}, false
 	}
@@ -123,18 +123,18 @@ func First(dir string) (netns.ID, bool) {
 	return seen[0], true
 }
 
-// MountedAt reports whether the namespace is mounted at path. It is false for a link
+// mountedAt reports whether the namespace is mounted at path. It is false for a link
 // to the namespace.
-func MountedAt(path string, ns netns.ID) bool {
+func mountedAt(path string, ns netns.ID) bool {
 	var st unix.Stat_t
 	return unix.Lstat(path, &st) == nil && ns == netns.ID{Dev: uint64(st.Dev), Ino: uint64(st.Ino)}
 }
 
-// Inhabited returns the inodes of the namespaces that a visible thread is in. It looks at
+// inhabited returns the inodes of the namespaces that a visible thread is in. It looks at
 // threads rather than processes, since a program that serves a container from outside may
 // have a single thread in the namespace. It is called only for namespaces that no path
 // leads to.
-func Inhabited() (map[uint64]bool, error) {
+func inhabited() (map[uint64]bool, error) {
 	found := make(map[uint64]bool)
 	// Threads that may not be looked at are left out.
 	_, err := proc.Scan("/proc", proc.Thread, func(r proc.Ref) bool {
@@ -147,14 +147,14 @@ func Inhabited() (map[uint64]bool, error) {
 	return found, nil
 }
 
-// Search opens the namespace with that identity through a thread in it or, by [proc.Any],
+// search opens the namespace with that identity through a thread in it or, by [proc.Any],
 // whatever a visible process refers to it by. It returns nil if there is none; complete
 // reports whether it could look at every process. The kernel gives the number of a
 // namespace that has ended to the next one, so the caller must verify which it is.
-func Search(want netns.ID, by proc.RefKind) (found *netns.Handle, complete bool, err error) {
+func search(want netns.ID, by proc.RefKind) (found *netns.Handle, complete bool, err error) {
 	complete, err = proc.Scan("/proc", by, func(r proc.Ref) bool {
 		if r.Inode == want.Ino {
-			found = OpenIf(r.Path, want)
+			found = openIf(r.Path, want)
 		}
 		return found == nil
 	})
@@ -164,9 +164,9 @@ func Search(want netns.ID, by proc.RefKind) (found *netns.Handle, complete bool,
 	return found, complete, nil
 }
 
-// OpenIf opens the namespace to which a path leads, if it has that identity. Otherwise it
+// openIf opens the namespace to which a path leads, if it has that identity. Otherwise it
 // returns nil.
-func OpenIf(path string, want netns.ID) *netns.Handle {
+func openIf(path string, want netns.ID) *netns.Handle {
 	ns, err := netns.Open(path)
 	if err == nil && ns.ID() != want {
 		_ = ns.Close() // was only looked at
@@ -176,12 +176,12 @@ func OpenIf(path string, want netns.ID) *netns.Handle {
 	return nil
 }
 
-// DescriptorPath returns a path by which other processes reach a namespace that this
+// descriptorPath returns a path by which other processes reach a namespace that this
 // process has open.
-func DescriptorPath(ns *netns.Handle) string {
+func descriptorPath(ns *netns.Handle) string {
 	fd := ns.File().Fd()
 	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd)
-	if LeadsTo(path, ns) {
+	if leadsTo(path, ns) {
 		return path
 	}
 	// The leading thread has ended, or has descriptors of its own.
@@ -190,17 +190,21 @@ func DescriptorPath(ns *netns.Handle) string {
 		return path
 	}
 	for _, t := range all {
-		if other := fmt.Sprintf("%s/fd/%d", t.Dir, fd); LeadsTo(other, ns) {
+		if other := fmt.Sprintf("%s/fd/%d", t.Dir, fd); leadsTo(other, ns) {
 			return other
 		}
 	}
 	return path
 }
 
-// HiddenFrom reports whether a process sees another file than a namespace at the path at
-// which that is mounted. root is the process's root, such as [FirstRoot]. It is false if the
+// firstRoot is the root directory of the first process of the machine, or of the container
+// in which this program runs.
+const firstRoot = "/proc/1/root"
+
+// hiddenFrom reports whether a process sees another file than a namespace at the path at
+// which that is mounted. root is the process's root, such as [firstRoot]. It is false if the
 // process may not be looked at, or sees nothing there.
-func HiddenFrom(root, path string, ns netns.ID) bool {
+func hiddenFrom(root, path string, ns netns.ID) bool {
 	path, err := filepath.EvalSymlinks(path) // an absolute link would lead out of root
 	id, ok := At(root + path)
 	return err == nil && ok && id != ns

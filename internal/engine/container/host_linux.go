@@ -1,4 +1,4 @@
-package hostns
+package container
 
 import (
 	"context"
@@ -16,45 +16,45 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// NetNS is an open network namespace in which plugins run. It stays open because
+// Host is an open network namespace in which plugins run. It stays open because
 // goroutines land on other threads than the caller's. Conns are the sockets in it
 // and in the container's namespace.
-type NetNS struct {
+type Host struct {
 	*netns.Handle
 	Conns  links.Conns
 	finder *Finder // the runtime's
 }
 
 // Open opens the namespace at a path, or without one that of the calling thread.
-func (f *Finder) Open(path string) (*NetNS, error) {
+func (f *Finder) Open(path string) (*Host, error) {
 	open := netns.Current
 	if path != "" {
 		open = func() (*netns.Handle, error) { return netns.Open(path) }
 	}
 	h, err := open()
 	if err != nil {
-		return nil, fmt.Errorf("network namespace to run plugins in: %w: %w", err, ErrInvalid)
+		return nil, fmt.Errorf("network namespace to run plugins in: %w: %w", err, ErrInvalidNetNS)
 	}
-	return &NetNS{Handle: h, finder: f}, nil
+	return &Host{Handle: h, finder: f}, nil
 }
 
 // Dup opens the namespace once more, for a call of its own.
-func (h *NetNS) Dup() (*NetNS, error) {
+func (h *Host) Dup() (*Host, error) {
 	another, err := netns.Open(fmt.Sprintf("/proc/thread-self/fd/%d", h.File().Fd()))
 	if err != nil {
 		return nil, err
 	}
-	return &NetNS{Handle: another, finder: h.finder}, nil
+	return &Host{Handle: another, finder: h.finder}, nil
 }
 
 // Close closes the namespace and the sockets.
-func (h *NetNS) Close() error { return errors.Join(h.Conns.Close(), h.Handle.Close()) }
+func (h *Host) Close() error { return errors.Join(h.Conns.Close(), h.Handle.Close()) }
 
 // String returns the identity of the namespace, as records have it.
-func (h *NetNS) String() string { return h.ID().String() }
+func (h *Host) String() string { return h.ID().String() }
 
 // Validate is OpenContainer without opening.
-func (h *NetNS) Validate(path, verb string) (string, error) {
+func (h *Host) Validate(path, verb string) (string, error) {
 	container, path, err := h.OpenContainer(path, verb)
 	if container != nil {
 		_ = container.Close() // was only looked at
@@ -65,20 +65,20 @@ func (h *NetNS) Validate(path, verb string) (string, error) {
 // OpenContainer opens a container's namespace for a verb, checks it, and returns it
 // with the path for plugins. A namespace that is gone is legal for DEL: plugins then
 // clean up outside of it.
-func (h *NetNS) OpenContainer(path, verb string) (*netns.Handle, string, error) {
+func (h *Host) OpenContainer(path, verb string) (*netns.Handle, string, error) {
 	del := verb == "DEL"
 	if path == "" {
 		if del {
 			return nil, "", nil
 		}
-		return nil, "", fmt.Errorf("no path given: %w", ErrInvalid)
+		return nil, "", fmt.Errorf("no path given: %w", ErrInvalidNetNS)
 	}
 	container, err := netns.Open(path)
 	switch {
 	case err == nil:
 		return h.Checked(container, path)
 	case !del:
-		return nil, "", fmt.Errorf("%w: %w", err, ErrInvalid)
+		return nil, "", fmt.Errorf("%w: %w", err, ErrInvalidNetNS)
 	case errors.Is(err, netns.ErrNotNetNS), errors.Is(err, fs.ErrNotExist):
 		// Either nothing, or the empty file that remains when a namespace mounted
 		// there is unmounted. Some plugins would try to enter it and fail, but
@@ -90,7 +90,7 @@ func (h *NetNS) OpenContainer(path, verb string) (*netns.Handle, string, error) 
 }
 
 // Checked returns the namespace if it can be a container's. Otherwise it closes it.
-func (h *NetNS) Checked(container *netns.Handle, path string) (*netns.Handle, string, error) {
+func (h *Host) Checked(container *netns.Handle, path string) (*netns.Handle, string, error) {
 	if err := h.foreign(container.ID(), path); err != nil {
 		return nil, path, errors.Join(err, container.Close())
 	}
@@ -98,14 +98,14 @@ func (h *NetNS) Checked(container *netns.Handle, path string) (*netns.Handle, st
 }
 
 // HasLink reports whether a namespace has an interface of that name.
-func (h *NetNS) HasLink(ns *netns.Handle, name string) (bool, error) {
+func (h *Host) HasLink(ns *netns.Handle, name string) (bool, error) {
 	l, err := h.Conns.Lookup(ns, name)
 	return err == nil && l != nil, err
 }
 
 // EndOf returns the index of the end that an interface of another namespace has here, if
 // both are the ends of a pair; else 0.
-func (h *NetNS) EndOf(ns *netns.Handle, name string) (index int, err error) {
+func (h *Host) EndOf(ns *netns.Handle, name string) (index int, err error) {
 	own, err := h.Conns.Lookup(ns, name)
 	if err != nil || own == nil || own.Kind != "veth" || !own.Peer.Elsewhere {
 		return 0, err
@@ -124,7 +124,7 @@ func (h *NetNS) EndOf(ns *netns.Handle, name string) (index int, err error) {
 }
 
 // HasAddress reports whether an address is one of the namespace's own.
-func (h *NetNS) HasAddress(addr netip.Addr) (has bool, err error) {
+func (h *Host) HasAddress(addr netip.Addr) (has bool, err error) {
 	err = h.Conns.Do(h.Handle, func(c *links.Conn) (err error) {
 		has, err = links.IsLocal(c, addr)
 		return err
@@ -133,7 +133,7 @@ func (h *NetNS) HasAddress(addr netip.Addr) (has bool, err error) {
 }
 
 // Reachable returns an error unless the kernel answers questions about the namespace.
-func (h *NetNS) Reachable() error {
+func (h *Host) Reachable() error {
 	_, err := h.Conns.Lookup(h.Handle, "lo")
 	return err
 }
@@ -141,7 +141,7 @@ func (h *NetNS) Reachable() error {
 // Until waits until a condition holds that depends on interfaces of the namespace, or ctx
 // ends: it asks at once, and whenever an address or an interface changes. It reports whether
 // the condition holds.
-func (h *NetNS) Until(ctx context.Context, holds func() (bool, error)) (yes bool, err error) {
+func (h *Host) Until(ctx context.Context, holds func() (bool, error)) (yes bool, err error) {
 	watch, err := links.WatchAddresses(h.Handle) // before anything vanishes
 	if err != nil {
 		return false, err
@@ -160,7 +160,7 @@ func (h *NetNS) Until(ctx context.Context, holds func() (bool, error)) (yes bool
 }
 
 // Lasting returns those of the host's ends of veth pairs that still exist.
-func (h *NetNS) Lasting(ends []int) (left []int, err error) {
+func (h *Host) Lasting(ends []int) (left []int, err error) {
 	if len(ends) == 0 {
 		return nil, nil
 	}
@@ -182,13 +182,13 @@ func (h *NetNS) Lasting(ends []int) (left []int, err error) {
 // foreign returns an error if a namespace is the host's. Such a path is a mistake,
 // for example a /proc/PID/ns/net whose PID now belongs to another process. A DEL in
 // it would remove the host's interfaces.
-func (h *NetNS) foreign(container netns.ID, path string) error {
+func (h *Host) foreign(container netns.ID, path string) error {
 	whose, err := h.WhoseHost(container, path)
 	if err != nil || whose == "" {
 		return err
 	}
 	return fmt.Errorf("%s is the network namespace %s, not a container's; if the container's is gone, remove with an empty path: %w",
-		path, whose, ErrInvalid)
+		path, whose, ErrInvalidNetNS)
 }
 
 // WhoseHost describes whose namespace ns is if it is the host's, and returns "" if it is
@@ -200,14 +200,14 @@ func (h *NetNS) foreign(container netns.ID, path string) error {
 // namespace. A program may attach itself, though. So its namespace is accepted as a
 // container's if it is mounted at path, but not if path goes through a process, whose
 // number may now belong to another process.
-func (h *NetNS) WhoseHost(ns netns.ID, path string) (whose string, err error) {
+func (h *Host) WhoseHost(ns netns.ID, path string) (whose string, err error) {
 	if ns == h.ID() {
 		return "that plugins run in", nil
 	}
 	if first, ok := h.finder.first(); ok && ns == first {
 		return "of process 1", nil
 	}
-	if MountedAt(path, ns) {
+	if mountedAt(path, ns) {
 		return "", nil
 	}
 	own, err := netns.ProcessID()
@@ -223,7 +223,7 @@ type Finder struct {
 	mu    sync.Mutex
 	known map[netns.ID]string
 
-	first func() (netns.ID, bool) // First, called once: it is slow, and process 1 does not move
+	first func() (netns.ID, bool) // firstNetNS, called once: it is slow, and process 1 does not move
 
 	searching sync.Mutex
 	missed    map[string]miss // by identity, as records have it
@@ -233,7 +233,7 @@ type Finder struct {
 func NewFinder() *Finder {
 	return &Finder{
 		known: make(map[netns.ID]string), missed: make(map[string]miss),
-		first: sync.OnceValues(func() (netns.ID, bool) { return First("/proc") }),
+		first: sync.OnceValues(func() (netns.ID, bool) { return firstNetNS("/proc") }),
 	}
 }
 
@@ -249,7 +249,7 @@ const missFor = time.Second
 
 // PathTo returns a path by which others find the namespace: the configured one, or
 // else one that the Finder knows. It returns "" if there is none.
-func (f *Finder) PathTo(h *NetNS, configured string) string {
+func (f *Finder) PathTo(h *Host, configured string) string {
 	if configured != "" {
 		if abs, err := filepath.Abs(configured); err == nil {
 			return abs
@@ -258,14 +258,14 @@ func (f *Finder) PathTo(h *NetNS, configured string) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	path, ok := f.known[h.ID()]
-	if ok && (path == "" || LeadsTo(path, h.Handle)) {
+	if ok && (path == "" || leadsTo(path, h.Handle)) {
 		return path
 	}
 	path = firstPath
-	if !LeadsTo(path, h.Handle) {
+	if !leadsTo(path, h.Handle) {
 		path = ""
 		for _, mounted := range proc.Mounts(h.ID().Ino) {
-			if LeadsTo(mounted, h.Handle) {
+			if leadsTo(mounted, h.Handle) {
 				path = mounted
 				break
 			}
@@ -282,14 +282,14 @@ const firstPath = "/proc/1/ns/net"
 // Find opens the namespace in which the plugins of a record ran, looking at the
 // configured path too. If it returns nil, certain reports whether the namespace is
 // known to be gone.
-func (f *Finder) Find(rec *record.Record, configured string) (found *NetNS, certain bool, err error) {
+func (f *Finder) Find(rec *record.Record, configured string) (found *Host, certain bool, err error) {
 	var want netns.ID
 	if _, err := fmt.Sscanf(rec.Host, "%d:%d", &want.Dev, &want.Ino); err != nil {
 		return nil, false, fmt.Errorf("%q is not the identity of a namespace", rec.Host)
 	}
 	for _, path := range []string{rec.HostPath, configured, firstPath, "/proc/thread-self/ns/net"} {
-		if h := OpenIf(path, want); h != nil {
-			return &NetNS{Handle: h, finder: f}, false, nil
+		if h := openIf(path, want); h != nil {
+			return &Host{Handle: h, finder: f}, false, nil
 		}
 	}
 	f.searching.Lock()
@@ -297,9 +297,9 @@ func (f *Finder) Find(rec *record.Record, configured string) (found *NetNS, cert
 	if m, ok := f.missed[rec.Host]; ok && time.Since(m.at) < missFor {
 		return nil, m.complete && proc.SeesAll(rec.PIDNS), nil
 	}
-	h, complete, err := Search(want, proc.Any)
+	h, complete, err := search(want, proc.Any)
 	if h != nil {
-		return &NetNS{Handle: h, finder: f}, false, nil
+		return &Host{Handle: h, finder: f}, false, nil
 	}
 	if err != nil {
 		return nil, false, err
