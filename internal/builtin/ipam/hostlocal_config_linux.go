@@ -28,7 +28,7 @@ type hostLocalConfig struct {
 }
 
 // bareAddress is an address with an optional prefix length, which is ignored.
-type bareAddress struct{ netip.Addr }
+type bareAddress struct{ addr netip.Addr }
 
 // UnmarshalText parses "10.1.0.7" and "10.1.0.7/24".
 func (a *bareAddress) UnmarshalText(text []byte) error {
@@ -46,7 +46,7 @@ func (a *bareAddress) UnmarshalText(text []byte) error {
 	if err != nil || addr.Zone() != "" {
 		return fmt.Errorf("%q is no IP address", text)
 	}
-	a.Addr = addr.Unmap()
+	a.addr = addr.Unmap()
 	return nil
 }
 
@@ -114,15 +114,15 @@ func requested(args string, more ...[]bareAddress) (unique []netip.Addr, err err
 	if err := types.LoadArgs(args, &e); err != nil {
 		return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %w", err)
 	}
-	if e.IP.IsValid() {
-		unique = append(unique, e.IP.Addr)
+	if e.IP.addr.IsValid() {
+		unique = append(unique, e.IP.addr)
 	}
 	for _, a := range slices.Concat(more...) {
-		if !a.IsValid() {
+		if !a.addr.IsValid() {
 			return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "ips: an address that is requested is empty")
 		}
-		if !slices.Contains(unique, a.Addr) {
-			unique = append(unique, a.Addr)
+		if !slices.Contains(unique, a.addr) {
+			unique = append(unique, a.addr)
 		}
 	}
 	return unique, nil
