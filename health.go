@@ -35,8 +35,9 @@ type HealthOptions struct {
 	CheckBudget time.Duration
 }
 
-// Health looks at containers, and returns its verdict on each, in the order of the IDs: whether all that its
-// Setup made is still there, on the host and in its namespace. It changes nothing.
+// Health looks at containers, and returns its verdict on each, in the order of the IDs:
+// whether all that its Setup made is still there, on the host and in its namespace. It
+// changes nothing.
 //
 // Health compares the record of each container with the kernel: interfaces, addresses,
 // routes, packet filter rules, forwarded ports, queues, bridges, sysctls and
