@@ -47,7 +47,7 @@ func (a *Attachment) Compare(ctx context.Context, v *contract.View) (*Part, erro
 			types = append(types, plugin.Network.IPAM.Type)
 		}
 		for n, typ := range types {
-			p.Asks[i] = p.Asks[i] || gone == nil && !r.IsOurs(typ)
+			p.Asks[i] = p.Asks[i] || gone == nil && !r.Plugins.IsOurs(typ)
 			if !a.compareOne(ctx, &r, v, typ, p, call, unknown) {
 				// The configuration that a plugin of another program passes to its IPAM
 				// plugin is not known either.

@@ -20,14 +20,6 @@ func (r *Runner) End(ctx context.Context, verb string) error {
 	return r.flush(ctx, r.Given.Batch, verb)
 }
 
-// flushBefore applies the changes of a batch before a plugin that may depend on them.
-func (r *Runner) flushBefore(ctx context.Context, p Provider, b *thread.Batch, verb string) error {
-	if p.Kind == BuiltIn {
-		return nil
-	}
-	return r.flush(ctx, b, verb)
-}
-
 // flush applies the changes of a batch, within the time of one plugin. It reports each
 // failure as that of the plugin that deferred the changes: its own call has ended, and
 // was reported as a success. The error wraps one of [Attachment].Fail for each.
@@ -42,20 +34,15 @@ func (r *Runner) flush(ctx context.Context, b *thread.Batch, verb string) error 
 	errors.As(b.Flush(bound), &failed)
 	var errs []error
 	for _, one := range failed {
-		err := r.Attachment.Fail(flushFailure(verb, one.Plugin, stopped(bound, one.Err)))
+		f := Failure{Verb: verb, Plugin: one.Plugin, Kind: BuiltIn, Err: &FlushError{stopped(bound, one.Err)}}
+		if !errors.As(f.Err, new(*stoppedError)) {
+			f.say()
+		}
+		err := r.Attachment.Fail(f)
 		errs = append(errs, err)
-		r.report(ctx, "batched changes failed", r.event(verb, one.Plugin, BuiltIn, time.Since(begun), err), invoke.Output{})
+		r.Runtime.report(ctx, "batched changes failed", r.event(verb, one.Plugin, BuiltIn, time.Since(begun), err), invoke.Output{})
 	}
 	return errors.Join(errs...)
-}
-
-// flushFailure returns the failure of batched changes, as that of a call of the plugin.
-func flushFailure(verb, plugin string, err error) Failure {
-	f := Failure{Verb: verb, Plugin: plugin, Kind: BuiltIn, Err: &FlushError{err}}
-	if !errors.As(err, new(*stoppedError)) {
-		f.say()
-	}
-	return f
 }
 
 // FlushError is the error of deferred changes of built-in plugins.

@@ -8,8 +8,10 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/contract"
+	"github.com/embedcni/cni/internal/run/invoke"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/plugin"
 )
@@ -23,11 +25,11 @@ import (
 // caller's own plugin has attached the container. An error means that the comparison
 // was impossible.
 func (r *Runner) Compare(ctx context.Context, call chain.Call, v *contract.View) (found []contract.Difference, ok bool, err error) {
-	p, by := r.comparer(call.Plugin)
+	e, by := r.comparer(call)
 	if by == nil {
 		return nil, false, nil
 	}
-	err = r.comparing(ctx, p, call, v, func(ctx context.Context, request *plugin.Request, v *contract.View) (err error) {
+	err = e.comparing(ctx, v, func(ctx context.Context, request *plugin.Request, v *contract.View) (err error) {
 		found, err = by.Compare(ctx, request, v)
 		return err
 	})
@@ -38,16 +40,14 @@ func (r *Runner) Compare(ctx context.Context, call chain.Call, v *contract.View)
 }
 
 // comparing calls do with the request for a comparison.
-func (r *Runner) comparing(ctx context.Context, p Provider, call chain.Call, v *contract.View,
-	do func(context.Context, *plugin.Request, *contract.View) error) (err error) {
+func (e *execution) comparing(ctx context.Context, v *contract.View, do func(context.Context, *plugin.Request, *contract.View) error) (err error) {
 	defer func() {
 		if panicked := recover(); panicked != nil {
-			err = fmt.Errorf("plugin %q panicked: %v\n%s", call.Plugin, panicked, debug.Stack())
+			err = fmt.Errorf("plugin %q panicked: %v\n%s", e.call.Plugin, panicked, debug.Stack())
 		}
 	}()
-	e := &execution{Runner: r, call: call, p: p}
 	return e.with(comparedItself, func(request *plugin.Request) error {
-		given := r.lent(r.Given, p)
+		given := e.lent()
 		filters := given.Filters
 		filters.Notes = given.Record
 		return do(contract.With(ctx, given), request, v.For(filters))
@@ -57,49 +57,36 @@ func (r *Runner) comparing(ctx context.Context, p Provider, call chain.Call, v *
 // Excuse returns why the CHECK of an executable has failed although Compare finds no
 // difference in its part, nor in that of its IPAM plugin; it is zero if only the plugin
 // knows. A reference plugin knows nothing that Compare does not.
-func (r *Runner) Excuse(ctx context.Context, call chain.Call, ipam string, v *contract.View) (e contract.Excuse, err error) {
-	p, by := r.comparer(call.Plugin)
-	if by == nil || p.Kind == BuiltIn && !p.standIn {
-		return e, nil
+func (r *Runner) Excuse(ctx context.Context, call chain.Call, ipam string, v *contract.View) (excuse contract.Excuse, err error) {
+	e, by := r.comparer(call)
+	if by == nil || e.p.Kind == BuiltIn && !e.p.standIn {
+		return excuse, nil
 	}
 	if x, ok := by.(contract.Excuser); ok {
-		err = r.comparing(ctx, p, call, v, func(_ context.Context, request *plugin.Request, v *contract.View) (err error) {
-			e, err = x.Excuse(request, v)
+		err = e.comparing(ctx, v, func(_ context.Context, request *plugin.Request, v *contract.View) (err error) {
+			excuse, err = x.Excuse(request, v)
 			return err
 		})
-		if err != nil || e != (contract.Excuse{}) {
-			return e, err
+		if err != nil || excuse != (contract.Excuse{}) {
+			return excuse, err
 		}
 	}
 	if r.AreReference(ctx, call.Plugin, ipam) {
-		e = contract.Excuse{Why: "the comparison with the kernel, which covers all that this plugin's CHECK does, finds nothing wrong", Blind: true}
+		excuse = contract.Excuse{Why: "the comparison with the kernel, which covers all that this plugin's CHECK does, finds nothing wrong", Blind: true}
 		switch conflist.Known(call.Plugin).Rules {
 		case conflist.Forward, conflist.HostPorts:
-			e.Blind = false // it misses its rules, and others do the same
+			excuse.Blind = false // it misses its rules, and others do the same
 		}
 	}
-	return e, nil
+	return excuse, nil
 }
 
 // AreReference reports whether the executables of a type and of its IPAM plugin, if it has
 // one, are known to be the reference plugins.
 func (r *Runner) AreReference(ctx context.Context, typ, ipam string) bool {
-	return r.IsReference(ctx, typ) && (ipam == "" || r.IsReference(ctx, ipam))
-}
-
-// IsReference reports whether the executable of a type is known to be the reference
-// plugin.
-func (r *Runner) IsReference(ctx context.Context, typ string) bool {
-	c, _, _ := r.Plugins.Get(typ)
-	path := c.Path
-	if path == "" { // an executable runs the IPAM plugin that it finds
-		found, err := r.Runtime.Root.Find(typ, r.Runtime.Dirs, r.Runtime.AllowInsecure)
-		if err != nil {
-			return false
-		}
-		path = found
-	}
-	return r.Runtime.References.has(ctx, r.Runtime.Root, typ, path)
+	its, _, _ := r.Plugins.Get(typ)
+	ipams, _, _ := r.Plugins.Get(ipam)
+	return r.Runtime.isReference(ctx, typ, its.Path) && (ipam == "" || r.Runtime.isReference(ctx, ipam, ipams.Path))
 }
 
 // comparedItself delegates nothing: the part of an IPAM plugin is compared by itself.
@@ -107,42 +94,34 @@ func comparedItself(context.Context, string, string, json.RawMessage) (*types100
 	return nil, nil
 }
 
-// Lend returns the context for the Fix of a difference that Compare has found for a
-// type.
-func (r *Runner) Lend(ctx context.Context, typ string) context.Context {
-	p, _ := r.comparer(typ)
-	return contract.With(ctx, r.lent(r.Given, p))
+// Fix adds a missing part of the attachment, which a comparison has found, within the
+// time of a plugin for a CHECK. With a batch, changes of packet filters are made when
+// it is flushed.
+func (r *Runner) Fix(ctx context.Context, d contract.Difference, b *thread.Batch) error {
+	ctx, cancel := r.Runtime.Bound(ctx, "CHECK")
+	defer cancel()
+	e, _ := r.comparer(chain.Call{Verb: VerbRepair, Plugin: d.Plugin})
+	e.given.Batch = b
+	err := thread.Try(func() error { return d.Fix(contract.With(ctx, e.lent())) })
+	_, err = e.failed(invoke.Output{}, stopped(ctx, err))
+	return err
 }
 
-// lent returns what a built-in plugin is given, with what it depends on which plugin runs.
-func (r *Runner) lent(given contract.Given, p Provider) contract.Given {
-	given.Bus, given.Durable = r.Runtime.Bus, r.Attachment.Durable
-	if p.standIn || p.backend != "" {
-		given.Filters.Executable, given.Filters.Detected = p.standIn, p.backend
-	}
-	return given
-}
-
-// comparer returns the built-in plugin that compares the part of a type, or nil.
-func (r *Runner) comparer(typ string) (Provider, contract.Comparer) {
-	by, ok := r.Runtime.BuiltIn(typ).(contract.Comparer)
-	c, recorded, known := r.Plugins.Get(typ)
+// comparer returns the built-in plugin that compares the part of a type, or nil, and its
+// call.
+func (r *Runner) comparer(call chain.Call) (*execution, contract.Comparer) {
+	by, ok := r.Runtime.BuiltIn(call.Plugin).(contract.Comparer)
+	c, recorded, known := r.Plugins.Get(call.Plugin)
+	e := newExecution(r, call, r.Runtime.builtIn(call.Plugin))
 	switch {
-	case !ok, recorded && Kind(c.Kind) == Registered, !known && r.Runtime.IsRegistered(typ):
-		return Provider{}, nil
+	case !ok, recorded && Kind(c.Kind) == Registered, !known && r.Runtime.IsRegistered(call.Plugin):
+		return e, nil
 	case recorded && Kind(c.Kind) == BuiltIn:
-		own := r.Runtime.builtIn(typ)
-		own.backend = c.Backend
-		return own, by
+		e.p.backend = c.Backend
+	default:
+		e.p.standIn = true
 	}
-	return r.Runtime.standIn(typ), by
-}
-
-// IsOurs reports whether a built-in plugin is known to have attached the container, so
-// that its CHECK says nothing that Compare does not say.
-func (r *Runner) IsOurs(typ string) bool {
-	c, ok, _ := r.Plugins.Get(typ)
-	return ok && Kind(c.Kind) == BuiltIn
+	return e, by
 }
 
 // Different returns the caller's error for a difference in the part of a type.

@@ -5,57 +5,20 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/invoke"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/plugin"
 )
 
-// execution is a plugin at work, with the calls that it delegates.
-type execution struct {
-	Runner *Runner
-	call   chain.Call
-	p      Provider
-	given  contract.Given
-	verb   string // of the call of the chain's plugin
-	depth  int    // how many plugins have delegated to come to this one
-
-	mu     sync.Mutex
-	stderr []byte // of executables to which it delegated
-}
-
 // Delegate is the type of [plugin.Request.Delegate].
 type Delegate func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error)
-
-// run runs the plugin. Errors of an in-process plugin are *types.Errors, except the error
-// of one that was stopped.
-func (e *execution) run(ctx context.Context) (out invoke.Output, err error) {
-	if e.p.Kind == Executable {
-		return e.Runner.start(ctx, e.call, e.p)
-	}
-	if ctx.Err() != nil {
-		return out, fmt.Errorf("not started: %w", context.Cause(ctx))
-	}
-	inner := ctx
-	if e.p.Kind == Registered {
-		e.given.Batch = nil // it depends on the finished work of the plugins to which it delegates
-		inner = e.Runner.withPluginCall(ctx, e.call.Verb, e.call.Plugin)
-	}
-	inner = contract.With(inner, e.Runner.lent(e.given, e.p))
-	stdout, err := e.inProcess(inner, func(inner context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
-		return e.delegate(inner, ctx, verb, typ, config)
-	})
-	return invoke.Output{Stdout: stdout, Stderr: e.stderr}, stopped(ctx, err)
-}
 
 // mostDelegations limits the depth of delegation. The IPAM plugin of a main
 // plugin is the first. The limit stops a plugin that delegates to itself.
@@ -115,17 +78,16 @@ func (e *execution) delegateOf(ctx context.Context, verb, typ string) (Provider,
 func (e *execution) runDelegate(ctx context.Context, call chain.Call, p Provider) (out invoke.Output, err error) {
 	ctx, end := traced(ctx, call, p.Kind)
 	defer func() { end(err) }()
-	var late error
-	if call.Verb == e.verb { // not for a DEL by which an ADD undoes its work
-		if late = e.Runner.flushBefore(ctx, p, e.given.Batch, call.Verb); late != nil && call.Verb != "DEL" {
-			return out, late
-		}
+	its := &execution{Runner: e.Runner, call: call, p: p, given: e.given, verb: e.verb, depth: e.depth + 1}
+	late := its.flushBefore(ctx)
+	if late != nil && call.Verb != "DEL" {
+		return out, late
 	}
-	if err = e.Runner.awaitRecord(call.Verb, call.Plugin, p); err != nil {
+	if err = its.awaitRecord(); err != nil {
 		return out, plugin.Errorf(types.ErrInternal, "%w", err)
 	}
 	begun := time.Now()
-	out, err = (&execution{Runner: e.Runner, call: call, p: p, given: e.given, verb: e.verb, depth: e.depth + 1}).run(ctx)
+	out, err = its.run(ctx)
 	if p.Kind == Executable {
 		if errors.Is(err, invoke.ErrNotStarted) {
 			e.Runner.Plugins.notStarted(call.Verb, call.Plugin)
@@ -135,7 +97,7 @@ func (e *execution) runDelegate(ctx context.Context, call chain.Call, p Provider
 	e.mu.Lock()
 	e.stderr = append(e.stderr, out.Stderr...)
 	e.mu.Unlock()
-	e.Runner.log(ctx, "delegated plugin call", e.Runner.event(call.Verb, call.Plugin, p.Kind, time.Since(begun), err), out)
+	e.Runner.Runtime.log(ctx, "delegated plugin call", e.Runner.event(call.Verb, call.Plugin, p.Kind, time.Since(begun), err), out)
 	return out, both(late, err)
 }
 

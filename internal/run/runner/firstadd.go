@@ -11,7 +11,6 @@ import (
 
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/kernel/thread"
-	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/lock"
 )
@@ -105,9 +104,9 @@ func (r *Runner) contended(ctx context.Context) (keys []lock.Key) {
 // container, and again after a flush: they look, and then create, without a lock, so that
 // of two at a time one may fail. Where they are not there, one executable of the type runs
 // alone, for a moment at most. end says whether it succeeded.
-func (r *Runner) alone(ctx context.Context, call chain.Call, p Provider) (end func(ok bool) error, err error) {
-	rules := conflist.Known(call.Plugin).Rules
-	if call.Verb != "ADD" || p.Kind != Executable || r.Host == nil || rules != conflist.HostPorts && rules != conflist.Forward {
+func (e *execution) alone(ctx context.Context) (end func(ok bool) error, err error) {
+	r, call, rules := e.Runner, e.call, conflist.Known(e.call.Plugin).Rules
+	if call.Verb != "ADD" || e.p.Kind != Executable || r.Host == nil || rules != conflist.HostPorts && rules != conflist.Forward {
 		return func(bool) error { return nil }, nil
 	}
 	keys := func() []lock.Key { return []lock.Key{{Name: "shared/" + call.Plugin}} }

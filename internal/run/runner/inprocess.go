@@ -25,8 +25,7 @@ import (
 // InProcess runs a plugin as if a program had registered it, without a Runner: test
 // harnesses have their own.
 func InProcess(ctx context.Context, p plugin.Plugin, call chain.Call, host *netns.Handle, delegate Delegate) (stdout []byte, err error) {
-	e := &execution{Runner: &Runner{Host: host}, call: call, p: Provider{Kind: Registered, plugin: p}}
-	return e.inProcess(ctx, delegate)
+	return newExecution(&Runner{Host: host}, call, Provider{Kind: Registered, plugin: p}).inProcess(ctx, delegate)
 }
 
 // inProcess runs the plugin in this process the way an executable is run: from the CNI_*

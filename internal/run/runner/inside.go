@@ -18,11 +18,11 @@ type insideKey string
 
 // withPluginCall marks the context of a registered plugin, which holds the container's
 // lock and the barrier while it works. A STATUS locks nothing.
-func (r *Runner) withPluginCall(ctx context.Context, verb, typ string) context.Context {
-	if verb == "STATUS" {
+func (e *execution) withPluginCall(ctx context.Context) context.Context {
+	if e.call.Verb == "STATUS" {
 		return ctx
 	}
-	return context.WithValue(ctx, insideKey(r.Runtime.Locks.Path()), &PluginCall{Plugin: typ, ContainerID: r.ContainerID, Verb: verb})
+	return context.WithValue(ctx, insideKey(e.Runner.Runtime.Locks.Path()), &PluginCall{Plugin: e.call.Plugin, ContainerID: e.Runner.ContainerID, Verb: e.call.Verb})
 }
 
 // Inside returns the call of a registered plugin that was given the context and holds

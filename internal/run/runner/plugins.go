@@ -71,6 +71,13 @@ func (p *Plugins) index(typ string) int {
 	return slices.IndexFunc(p.chosen, func(c Chosen) bool { return c.Type == typ })
 }
 
+// IsOurs reports whether a built-in plugin is known to have attached the container, so
+// that its CHECK says nothing that [Runner.Compare] does not say.
+func (p *Plugins) IsOurs(typ string) bool {
+	c, ok, _ := p.Get(typ)
+	return ok && Kind(c.Kind) == BuiltIn
+}
+
 // NotRun reports whether the ADD of a type is known not to have run. There is
 // nothing to undo then. Its DEL would fail for the same reason, for example a
 // mistyped type or a file that cannot be executed, and must not keep a container

@@ -30,7 +30,7 @@ type seen struct {
 
 // races reports whether two ADDs of the executable at the same time may make something
 // twice that containers share: a VRF, a gateway in a VLAN, or whatever an unknown plugin
-// does. About the chains of portmap and firewall, see Runner.alone.
+// does. About the chains of portmap and firewall, see execution.alone.
 func (v *References) races(ctx context.Context, root invoke.Root, typ, path string, config []byte) bool {
 	t := conflist.Known(typ)
 	return !t.Concurrent || typ == conflist.Bridge && hasVLAN(config) || !v.has(ctx, root, typ, path)
@@ -41,6 +41,17 @@ func (v *References) races(ctx context.Context, root invoke.Root, typ, path stri
 func hasVLAN(config []byte) bool {
 	var conf struct{ VLAN int }
 	return json.Unmarshal(config, &conf) != nil || conf.VLAN != 0
+}
+
+// isReference reports whether the executable of a type is known to be the reference
+// plugin. Its path is empty if the record has none: an executable runs the IPAM plugin that
+// it finds.
+func (r *Runtime) isReference(ctx context.Context, typ, path string) bool {
+	if path == "" {
+		found, _ := r.executable(typ) // if there is none, the path stays empty, where no file is
+		path = found.Path
+	}
+	return r.References.has(ctx, r.Root, typ, path)
 }
 
 // has reports whether the executable of a type at a path in root is the reference plugin.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/invoke"
 )
 
@@ -12,8 +11,8 @@ import (
 // CNI_NETNS than the container's, because it has another root directory: the mounts of
 // the host and of the runtime's container may differ, and so do their process numbers in
 // /proc. After a failed ADD there is then nothing to undo, but a DEL has not been run.
-func (r *Runner) sees(call chain.Call) error {
-	path := invoke.Variable(call.Env, "CNI_NETNS")
+func (e *execution) sees() error {
+	r, path := e.Runner, invoke.Variable(e.call.Env, "CNI_NETNS")
 	if r.Runtime.Root == "" || path == "" {
 		return nil
 	}
@@ -31,7 +30,7 @@ func (r *Runner) sees(call chain.Call) error {
 		err = fmt.Errorf("%s is not the container's network namespace in the plugin root %s: "+
 			"mount its directory, and /proc, so that the path leads to the same file in both", path, r.Runtime.Root)
 	}
-	if err != nil && call.Verb == "ADD" {
+	if err != nil && e.call.Verb == "ADD" {
 		err = invoke.NotStarted(err)
 	}
 	return err

@@ -5,19 +5,14 @@ package runner
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"os"
-	"path/filepath"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/kernel/firewalld"
-	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/invoke"
@@ -40,7 +35,8 @@ type Runtime struct {
 	References *References
 }
 
-// Runner runs the plugins of one attachment, for one verb at a time.
+// Runner runs the plugins of one attachment, for one verb at a time. It has what all their
+// calls have in common; an execution is one of them.
 type Runner struct {
 	Runtime     *Runtime
 	Plugins     *Plugins
@@ -70,26 +66,17 @@ type Attachment interface {
 	Fail(Failure) error
 }
 
-// Event describes one plugin call; see cni.Event.
-type Event struct {
-	Operation, Network, Plugin string
-	PluginKind                 string // a Kind; empty if no plugin ran
-	ContainerID, IfName        string
-	Duration                   time.Duration
-	Err                        error
-}
-
 // Run runs the plugin of a type. If two plugins may have attached the container,
 // a CHECK succeeds if one of them succeeds, and a DEL runs both.
 func (r *Runner) Run(ctx context.Context, call chain.Call) (chain.Output, error) {
 	providers, err := r.providers(ctx, call.Verb, call.Plugin, call.Stdin)
 	if err != nil {
-		return r.runOne(ctx, call, Provider{}, err)
+		return newExecution(r, call, Provider{}).runOne(ctx, err)
 	}
 	var out chain.Output
 	var errs []error
 	for _, p := range providers {
-		if out, err = r.runOne(ctx, call, p, nil); err == nil && call.Verb == "CHECK" {
+		if out, err = newExecution(r, call, p).runOne(ctx, nil); err == nil && call.Verb == "CHECK" {
 			return out, nil
 		}
 		errs = append(errs, err)
@@ -97,69 +84,12 @@ func (r *Runner) Run(ctx context.Context, call chain.Call) (chain.Output, error)
 	return out, errors.Join(errs...)
 }
 
-// runOne runs a plugin, unless missing is the reason why there is none, and
-// reports its end.
-func (r *Runner) runOne(ctx context.Context, call chain.Call, p Provider, missing error) (_ chain.Output, err error) {
-	ctx, end := traced(ctx, call, p.Kind)
-	defer func() { end(err) }()
-	begun := time.Now()
-	var out invoke.Output
-	var late error
-	started := false
-	if err = missing; err == nil {
-		if late = r.flushBefore(ctx, p, r.Given.Batch, call.Verb); late != nil && call.Verb != "DEL" {
-			return chain.Output{}, late
-		}
-		if err = r.awaitRecord(call.Verb, call.Plugin, p); err == nil {
-			out, err = r.execute(ctx, call, p)
-			started = p.Kind != Executable || !errors.Is(err, invoke.ErrNotStarted)
-		}
-	}
-	said := failure(call, p.Kind, out, err)
-	err = r.failed(said)
-	r.report(ctx, "plugin call", r.event(call.Verb, call.Plugin, p.Kind, time.Since(begun), err), out)
-	r.Plugins.ended(call, started, err != nil)
-	if call.Verb == "DEL" && said.is(unknownContainer) {
-		err = nil // the code means that there is nothing to clean
-	}
-	return chain.Output{Stdout: out.Stdout, Valid: p.Kind == BuiltIn}, both(late, err)
-}
-
-// both returns both errors, or the one that there is.
-func both(late, err error) error {
-	if late == nil {
-		return err
-	}
-	return errors.Join(late, err)
-}
-
-// failed is Fail for a failure that may be nil.
-func (r *Runner) failed(f *Failure) error {
-	if f == nil {
-		return nil
-	}
-	return r.Attachment.Fail(*f)
-}
-
-// awaitRecord waits for the record before a plugin runs that may write files.
-// The record must survive a power cut before anything else does. A power cut
-// clears all kernel state, so built-in plugins make interfaces and rules while
-// the record is on its way to the disk. The built-in host-local itself waits
-// just before it writes.
-func (r *Runner) awaitRecord(verb, typ string, p Provider) error {
-	builtIn := p.Kind == BuiltIn && (conflist.Known(typ).KernelOnly || typ == conflist.HostLocal)
-	if verb != "ADD" || builtIn {
-		return nil
-	}
-	return r.Attachment.Durable()
-}
-
 // StaysInKernel reports whether a power cut undoes everything that the plugins make. Of
 // executables that is known of the reference plugins.
 func (r *Runner) StaysInKernel(ctx context.Context) bool {
 	return conflist.KernelOnly(r.Network.Plugins, func(typ string) bool {
 		one, _, _ := r.Plugins.Get(typ)
-		return one.found.Kind == BuiltIn || one.found.Kind != Registered && r.IsReference(ctx, typ)
+		return one.found.Kind == BuiltIn || one.found.Kind != Registered && r.Runtime.isReference(ctx, typ, one.Path)
 	})
 }
 
@@ -169,54 +99,6 @@ func (r *Runner) MakesOnlyLo() bool {
 	return len(r.Network.Plugins) == 1 && r.Network.Plugins[0].Network.Type == conflist.Loopback && only.found.Kind == BuiltIn
 }
 
-// execute runs a plugin of a chain, within its time for the verb.
-func (r *Runner) execute(ctx context.Context, call chain.Call, p Provider) (invoke.Output, error) {
-	call, run, err := r.Attachment.Before(call, p.Kind)
-	if err != nil || !run {
-		return invoke.Output{}, err
-	}
-	end, err := r.alone(ctx, call, p)
-	if err != nil {
-		return invoke.Output{}, err
-	}
-	defer r.witness(ctx, call, p)()
-	out, err := r.bounded(ctx, call, p)
-	if eerr := end(err == nil); eerr != nil {
-		r.Runtime.Logger.Warn("end of a turn", "plugin", call.Plugin, "error", eerr)
-	}
-	return out, r.Attachment.After(call, p.Kind, err)
-}
-
-// witness has the built-in plugin of the type note what the ADD of an executable makes.
-// Without the note a comparison takes that for the host's, which is no reason to fail.
-func (r *Runner) witness(ctx context.Context, call chain.Call, p Provider) (after func()) {
-	w, ok := r.Runtime.BuiltIn(call.Plugin).(contract.Witness)
-	if !ok || p.Kind != Executable || call.Verb != "ADD" || r.Host == nil {
-		return func() {}
-	}
-	done, err := w.Witness(r.Lend(ctx, call.Plugin), r.Host, call.Stdin)
-	return func() {
-		if err == nil {
-			err = done()
-		}
-		if err != nil {
-			r.Runtime.Logger.Debug("what the ADD has made counts as the host's",
-				"container", r.ContainerID, "network", r.Network.Name, "plugin", call.Plugin, "error", err)
-		}
-	}
-}
-
-func (r *Runner) bounded(ctx context.Context, call chain.Call, p Provider) (invoke.Output, error) {
-	ctx, cancel := r.Runtime.Bound(ctx, call.Verb)
-	defer cancel()
-	r.Given.Batch.For(call.Plugin)
-	e := &execution{Runner: r, call: call, p: p, given: r.Given, verb: call.Verb}
-	if call.Verb != "ADD" && call.Verb != "DEL" {
-		e.given.Batch = nil
-	}
-	return e.run(ctx)
-}
-
 // Bound limits a context to a plugin's time for a verb.
 func (r *Runtime) Bound(ctx context.Context, verb string) (context.Context, context.CancelFunc) {
 	limit := r.Limit(verb)
@@ -224,91 +106,6 @@ func (r *Runtime) Bound(ctx context.Context, verb string) (context.Context, cont
 		return ctx, func() {}
 	}
 	return context.WithTimeoutCause(ctx, limit, &deadlineError{verb, limit})
-}
-
-// start runs an executable in the host's namespace. CNI_PATH leads to executables
-// beside it, which it may delegate to, even if its directory is no plugin directory
-// any more.
-func (r *Runner) start(ctx context.Context, call chain.Call, p Provider) (invoke.Output, error) {
-	env := call.Env
-	if p.elsewhere {
-		dirs := append(slices.Clone(r.Runtime.Dirs), filepath.Dir(p.Path))
-		env = invoke.WithVariable(env, "CNI_PATH", strings.Join(dirs, string(filepath.ListSeparator)))
-	}
-	if err := r.sees(call); err != nil {
-		return invoke.Output{}, err
-	}
-	req := invoke.Request{
-		Path:    p.Path,
-		Root:    r.Runtime.Root,
-		Env:     slices.Concat(r.Runtime.Env, env, invoke.TraceEnv(ctx)),
-		Stdin:   call.Stdin,
-		Inherit: r.Inherit,
-	}
-	if r.Host != nil {
-		req.In = func(start func() error) error { return thread.In(r.Host, start) }
-	}
-	out, err := invoke.Run(ctx, req, invoke.Limits{})
-	if call.Verb == "ADD" && errors.Is(err, invoke.ErrUnknownExit) && isResult(call.Stdin, out.Stdout) {
-		return out, nil
-	}
-	return out, err
-}
-
-// isResult reports whether a plugin printed a complete result for its request,
-// and no error. That proves that an ADD succeeded whose exit status is lost. The
-// other verbs print nothing, so there is no such proof.
-func isResult(request, stdout []byte) bool {
-	var config, said struct {
-		CNIVersion string `json:"cniVersion"`
-		Code       uint   `json:"code"`
-		Msg        string `json:"msg"`
-	}
-	if json.Unmarshal(request, &config) != nil || json.Unmarshal(stdout, &said) != nil {
-		return false
-	}
-	return said.Code == 0 && said.Msg == "" && (said.CNIVersion == "" || said.CNIVersion == config.CNIVersion) &&
-		chain.ValidateResult(stdout, config.CNIVersion) == nil
-}
-
-func (r *Runner) event(verb, plugin string, kind Kind, took time.Duration, err error) Event {
-	return Event{
-		Operation: verb, Network: r.Network.Name, Plugin: plugin, PluginKind: string(kind),
-		ContainerID: string(r.ContainerID), IfName: r.IfName, Duration: took, Err: err,
-	}
-}
-
-// report reports a plugin's call to the log and the observer.
-func (r *Runner) report(ctx context.Context, title string, e Event, out invoke.Output) {
-	r.log(ctx, title, e, out)
-	if r.Runtime.Observe != nil {
-		r.Runtime.Observe(ctx, e)
-	}
-}
-
-// log writes a line about a plugin's call. stderr is the plugin's log (CNI
-// specification 1.1.0, section 5), so it raises the level.
-func (r *Runner) log(ctx context.Context, title string, e Event, out invoke.Output) {
-	level := slog.LevelDebug
-	if len(out.Stderr) > 0 {
-		level = slog.LevelInfo
-	}
-	if !r.Runtime.Logger.Enabled(ctx, level) {
-		return
-	}
-	attrs := []slog.Attr{
-		slog.String("operation", e.Operation), slog.String("network", e.Network),
-		slog.String("plugin", e.Plugin), slog.String("kind", e.PluginKind),
-		slog.String("container", e.ContainerID), slog.String("interface", e.IfName), slog.Duration("took", e.Duration),
-	}
-	if e.Err != nil {
-		// As text: handlers that print %+v would print stderr twice.
-		attrs = append(attrs, slog.String("error", e.Err.Error()))
-	}
-	if len(out.Stderr) > 0 {
-		attrs = append(attrs, slog.String("stderr", string(out.Stderr)))
-	}
-	r.Runtime.Logger.LogAttrs(ctx, level, title, attrs...)
 }
 
 // DeletesIPAM asks the IPAM plugin of a plugin whose DEL has failed for a DEL with
@@ -324,17 +121,9 @@ func (r *Runner) DeletesIPAM(ctx context.Context, typ, ipam string) bool {
 	call, failed := r.Plugins.failedDel(typ)
 	call.Plugin = ipam
 	for _, p := range all {
-		if !failed || !r.deletesIPAM(ctx, call, p) {
+		if !failed || !newExecution(r, call, p).deletesIPAM(ctx) {
 			return false
 		}
 	}
 	return true
-}
-
-func (r *Runner) deletesIPAM(ctx context.Context, call chain.Call, p Provider) bool {
-	ctx, end := traced(ctx, call, p.Kind)
-	out, err := r.execute(ctx, call, p)
-	said := failure(call, p.Kind, out, err)
-	end(r.failed(said))
-	return p.Kind == Executable && errors.Is(err, invoke.ErrNotStarted) || said == nil || said.is(unknownContainer)
 }
