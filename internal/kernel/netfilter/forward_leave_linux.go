@@ -97,7 +97,7 @@ func (fw *Firewalls) deleteAccepts(ctx context.Context, tool iptables.Tool, subn
 		}
 		return fw.in(func() error { return restore(ctx, tool, commands) })
 	}
-	return fw.delete(ctx, func(*nft.Conn) (objects []object, err error) {
+	return removal{fw.sockets, func(*nft.Conn) (objects []object, err error) {
 		now, err := readForwarding(ctx, tool) // the handles are of the rules that are there now
 		for _, r := range rules {
 			for _, handle := range now.accepts[r.comment] {
@@ -105,5 +105,5 @@ func (fw *Firewalls) deleteAccepts(ctx context.Context, tool iptables.Tool, subn
 			}
 		}
 		return objects, err
-	})
+	}}.run(ctx)
 }
