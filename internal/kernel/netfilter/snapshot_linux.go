@@ -69,7 +69,8 @@ func (s *snapshot) missingOwn(ctx context.Context, fw *Firewalls, r Rule) (m Mis
 	if r.Kind == Accept {
 		now, err := s.readForwarding(ctx)
 		if err == nil {
-			m.Err = fw.missingForward(now, r)
+			own, _ := fw.accepts() // Add and Restore return the error
+			m.Err = own.missing(now, r)
 		}
 		return m, err
 	}
