@@ -20,27 +20,33 @@ type acceptRule struct {
 	answers bool // packets to the subnet, of connections that are there; else those from it
 }
 
-// acceptRules returns the rules for a subnet. Their comments name the directory of the
-// records by device and inode, which no other program's has.
-func (fw *Firewalls) acceptRules(subnet netip.Prefix) []acceptRule {
-	records, _ := fw.statRecords() // accept and findForwarding return the error
-	rule := func(direction string) acceptRule {
-		comment := fmt.Sprintf("embedcni %x-%x: %s %v", records.Dev, records.Ino, direction, subnet)
-		return acceptRule{comment, subnet, direction == "to"}
-	}
-	return []acceptRule{rule("to"), rule("from")}
+// accepts are the rules of a namespace that accept the packets of one program's networks. It
+// owns their name, by which it leaves those of other programs alone.
+type accepts struct {
+	sockets nft.Sockets
+	name    string // begins the comments: the directory of the records by device and inode
 }
 
-// statRecords identifies the directory of the records; it is zero if there is none.
-func (fw *Firewalls) statRecords() (records unix.Stat_t, err error) {
-	err = unix.Stat(fw.Records, &records)
-	if errors.Is(err, unix.ENOENT) {
-		err = nil
+// accepts returns the rules of this program. The directory is zero in their name if there is
+// none, and beside an error.
+func (fw *Firewalls) accepts() (accepts, error) {
+	var records unix.Stat_t
+	err := unix.Stat(fw.Records, &records)
+	own := accepts{fw.sockets, fmt.Sprintf("embedcni %x-%x", records.Dev, records.Ino)}
+	if err == nil || errors.Is(err, unix.ENOENT) {
+		return own, nil
 	}
-	if err != nil {
-		err = fmt.Errorf("the rules of a network are named after the directory of the records: %s: %w", fw.Records, err)
+	return own, fmt.Errorf("the rules of a network are named after the directory of the records: %s: %w", fw.Records, err)
+}
+
+// rules returns the rules for the subnets.
+func (a accepts) rules(subnets ...netip.Prefix) (all []acceptRule) {
+	for _, subnet := range subnets {
+		all = append(all,
+			acceptRule{fmt.Sprintf("%s: to %v", a.name, subnet), subnet, true},
+			acceptRule{fmt.Sprintf("%s: from %v", a.name, subnet), subnet, false})
 	}
-	return records, err
+	return all
 }
 
 // words returns the rule as arguments of iptables.

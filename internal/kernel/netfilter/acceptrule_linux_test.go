@@ -48,7 +48,7 @@ func TestMessagesMakeTheRulesOfIPTables(t *testing.T) {
 		}
 	}
 	for _, subnet := range Subnets(f.Addresses) {
-		for _, r := range h.fw.acceptRules(subnet) {
+		for _, r := range expect.Value(h.fw.accepts())(t).rules(subnet) {
 			for _, verb := range []string{"-C", "-D"} {
 				family := "iptables"
 				if subnet.Addr().Is6() {

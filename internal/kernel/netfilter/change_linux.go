@@ -52,7 +52,7 @@ func (fw *Firewalls) Remove(ctx context.Context, r ...Rule) error {
 	return fw.join(ctx, "remove", r, func(ctx context.Context, all []change) error {
 		rules := together(all)
 		if len(rules) > 0 {
-			if err := fw.delete(ctx, ownedBy(rules).find); err != nil {
+			if err := (removal{fw.sockets, ownedBy(rules).find}).run(ctx); err != nil {
 				return err
 			}
 		}

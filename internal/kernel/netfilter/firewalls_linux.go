@@ -12,7 +12,8 @@ import (
 )
 
 // Firewalls are the packet filters of a network namespace: nftables, and iptables and
-// ip6tables, each in the variants nf_tables and legacy. They are safe for concurrent use.
+// ip6tables, each in the variants nf_tables and legacy. They own the options of one
+// attachment and the way into the namespace. They are safe for concurrent use.
 type Firewalls struct {
 	Options
 	sockets  nft.Sockets
@@ -38,9 +39,6 @@ type noNotes struct{}
 
 func (noNotes) Fact(string) json.RawMessage { return nil }
 func (noNotes) Note(string, any) error      { return nil }
-
-// in runs fn on a thread in the namespace, where processes are started.
-func (fw *Firewalls) in(fn func() error) error { return nft.In(fw.sockets.NS, fn) }
 
 // Usable returns an error unless rules can be made: the kernel has nf_tables, or the
 // host's iptables is of the legacy variant.
@@ -85,9 +83,9 @@ func Find(ctx context.Context, fw *Firewalls, t Target) (plan Plan, err error) {
 	add := func(some []found, err error) {
 		plan.found, errs = append(plan.found, some...), append(errs, err)
 	}
-	errs = append(errs, fw.in(func() error {
+	errs = append(errs, nft.In(fw.sockets.NS, func() error {
 		for _, tool := range iptables.Variants(fw.sockets, fw.Held) {
-			add(fw.findSaved(ctx, tool, t))
+			add(findSaved(ctx, tool, t))
 		}
 		return nil
 	}))

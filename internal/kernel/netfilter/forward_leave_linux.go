@@ -32,14 +32,11 @@ func (fw *Firewalls) findForwarding(ctx context.Context, t Target, needed func(n
 		if len(subnets) == 0 {
 			continue
 		}
-		if _, err := fw.statRecords(); err != nil {
-			return all, err
-		}
-		now, err := readForwarding(ctx, tool)
+		own, err := fw.accepts()
 		if err != nil {
 			return all, err
 		}
-		rules, err := fw.unneeded(now, subnets, needed)
+		_, rules, err := own.unneeded(ctx, tool, subnets, needed)
 		if err != nil {
 			return all, err
 		}
@@ -48,43 +45,42 @@ func (fw *Firewalls) findForwarding(ctx context.Context, t Target, needed func(n
 			lines = append(lines, fmt.Sprintf("%s -t %s -D %s %s", tool.Name(), tableFilter, chainForward, r))
 		}
 		if len(lines) > 0 {
-			all = append(all, found{lines, func(ctx context.Context) error { return fw.deleteAccepts(ctx, tool, subnets, t.InNetwork) }})
+			all = append(all, found{lines, func(ctx context.Context) error { return own.delete(ctx, tool, subnets, t.InNetwork) }})
 		}
 	}
 	return all, nil
 }
 
-// unneeded returns the rules of the subnets that are there and that nobody needs. It asks
-// about a subnet only if it has rules, and once.
-func (fw *Firewalls) unneeded(now forwarding, subnets []netip.Prefix, needed func(netip.Prefix) (bool, error)) (rules []acceptRule, err error) {
+// unneeded returns what a tool's chains have, and of it the rules of the subnets that nobody
+// needs. It asks about a subnet only if it has rules, and once.
+func (a accepts) unneeded(ctx context.Context, tool iptables.Tool, subnets []netip.Prefix, needed func(netip.Prefix) (bool, error)) (now forwarding, rules []acceptRule, err error) {
+	if now, err = readForwarding(ctx, tool); err != nil {
+		return now, nil, err
+	}
 	for _, subnet := range subnets {
-		there := slices.DeleteFunc(fw.acceptRules(subnet), func(r acceptRule) bool { return len(now.accepts[r.comment]) == 0 })
+		there := slices.DeleteFunc(a.rules(subnet), func(r acceptRule) bool { return len(now.accepts[r.comment]) == 0 })
 		if len(there) == 0 {
 			continue
 		}
 		if needed, err := needed(subnet); err != nil {
-			return nil, err
+			return now, nil, err
 		} else if !needed {
 			rules = append(rules, there...)
 		}
 	}
-	return rules, nil
+	return now, rules, nil
 }
 
-// deleteAccepts deletes the rules that still nobody needs. It asks before it looks at what is
-// to be deleted: that can take reading all records, and other rules of the host may change
-// all the time.
-func (fw *Firewalls) deleteAccepts(ctx context.Context, tool iptables.Tool, subnets []netip.Prefix, needed func(netip.Prefix) (bool, error)) (err error) {
-	unlock, err := iptables.LockNamespace(ctx, fw.sockets.NS, true)
+// delete deletes the rules that still nobody needs. It asks before it looks at what is to be
+// deleted: that can take reading all records, and other rules of the host may change all the
+// time.
+func (a accepts) delete(ctx context.Context, tool iptables.Tool, subnets []netip.Prefix, needed func(netip.Prefix) (bool, error)) (err error) {
+	unlock, err := iptables.LockNamespace(ctx, a.sockets.NS, true)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, unlock()) }()
-	now, err := readForwarding(ctx, tool)
-	if err != nil {
-		return err
-	}
-	rules, err := fw.unneeded(now, subnets, needed)
+	now, rules, err := a.unneeded(ctx, tool, subnets, needed)
 	if err != nil || len(rules) == 0 {
 		return err
 	}
@@ -95,9 +91,9 @@ func (fw *Firewalls) deleteAccepts(ctx context.Context, tool iptables.Tool, subn
 				commands = append(commands, command{iptables.ChainID{Table: tableFilter, Chain: chainForward}, "-D", r.String()})
 			}
 		}
-		return fw.in(func() error { return restore(ctx, tool, commands) })
+		return nft.In(a.sockets.NS, func() error { return restore(ctx, tool, commands) })
 	}
-	return fw.delete(ctx, func(*nft.Conn) (objects []object, err error) {
+	return removal{a.sockets, func(*nft.Conn) (objects []object, err error) {
 		now, err := readForwarding(ctx, tool) // the handles are of the rules that are there now
 		for _, r := range rules {
 			for _, handle := range now.accepts[r.comment] {
@@ -105,5 +101,5 @@ func (fw *Firewalls) deleteAccepts(ctx context.Context, tool iptables.Tool, subn
 			}
 		}
 		return objects, err
-	})
+	}}.run(ctx)
 }

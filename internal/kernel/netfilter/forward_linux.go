@@ -123,16 +123,16 @@ func (f forwarding) lacks(rules []acceptRule, admin string) (lost []acceptRule, 
 	return lost, err
 }
 
-// missingForward returns an error that names a rule without which packets of the
-// addresses are not accepted, in the variant that leads to the chain.
-func (fw *Firewalls) missingForward(all []forwarding, r Rule) (missing error) {
+// missing returns an error that names a rule without which packets of the addresses are not
+// accepted, in the variant that leads to the chain.
+func (a accepts) missing(all []forwarding, r Rule) (missing error) {
 	for _, subnet := range Subnets(r.Addresses) {
 		led := false
 		for _, now := range all {
 			if now.V6() != subnet.Addr().Is6() {
 				continue
 			}
-			_, err := now.lacks(fw.acceptRules(subnet), cmp.Or(r.AdminChain, chainAdmin))
+			_, err := now.lacks(a.rules(subnet), cmp.Or(r.AdminChain, chainAdmin))
 			if err == nil {
 				return nil
 			}
@@ -151,24 +151,26 @@ func (fw *Firewalls) accept(ctx context.Context, subnets []netip.Prefix, admin s
 	if err != nil || len(tools) == 0 {
 		return err
 	}
-	if _, err := fw.statRecords(); err != nil {
+	own, err := fw.accepts()
+	if err == nil {
+		err = noteSubnets(fw.Notes, subnets)
+	}
+	if err == nil {
+		own, err = fw.accepts() // the note may have made the directory
+	}
+	if err != nil {
 		return err
 	}
-	if err := fw.noteSubnets(subnets); err != nil {
-		return err
+	accepted, err := own.add(ctx, tools, subnets, admin, false)
+	if err == nil && !accepted {
+		_, err = own.add(ctx, tools, subnets, admin, true)
 	}
-	for _, exclusive := range []bool{false, true} {
-		accepted, err := fw.acceptLocked(ctx, tools, subnets, admin, exclusive)
-		if accepted || err != nil {
-			return err
-		}
-	}
-	return nil
+	return err
 }
 
 // noteSubnets adds the subnets to those noted: a repair restores one address after the other.
-func (fw *Firewalls) noteSubnets(subnets []netip.Prefix) error {
-	all, err := NotedSubnets(fw.Notes.Fact(SubnetsFact), false)
+func noteSubnets(record Notes, subnets []netip.Prefix) error {
+	all, err := NotedSubnets(record.Fact(SubnetsFact), false)
 	before := len(all)
 	for _, subnet := range subnets {
 		if !slices.Contains(all, subnet) {
@@ -178,35 +180,31 @@ func (fw *Firewalls) noteSubnets(subnets []netip.Prefix) error {
 	if err != nil || len(all) == before {
 		return err
 	}
-	return fw.Notes.Note(SubnetsFact, noted{Subnets: all})
+	return record.Note(SubnetsFact, noted{Subnets: all})
 }
 
-// acceptLocked reports whether the rules for the subnets are there. With the exclusive lock
-// it makes those that are not.
-func (fw *Firewalls) acceptLocked(ctx context.Context, tools []iptables.Tool, subnets []netip.Prefix, admin string, exclusive bool) (accepted bool, err error) {
-	unlock, err := iptables.LockNamespace(ctx, fw.sockets.NS, exclusive)
+// add reports whether the rules for the subnets are there. With the exclusive lock it makes
+// those that are not.
+func (a accepts) add(ctx context.Context, tools []iptables.Tool, subnets []netip.Prefix, admin string, exclusive bool) (accepted bool, err error) {
+	unlock, err := iptables.LockNamespace(ctx, a.sockets.NS, exclusive)
 	if err != nil {
 		return false, err
 	}
 	defer func() { err = errors.Join(err, unlock()) }()
 	for _, tool := range tools {
-		var rules []acceptRule
 		some := inFamily(tool.V6(), subnets)
-		for _, subnet := range some {
-			rules = append(rules, fw.acceptRules(subnet)...)
-		}
 		now, err := readForwarding(ctx, tool)
 		if err != nil {
 			return false, err
 		}
-		lost, missing := now.lacks(rules, admin)
+		lost, missing := now.lacks(a.rules(some...), admin)
 		if missing == nil {
 			continue
 		}
 		if !exclusive {
 			return false, nil
 		}
-		if err := fw.in(func() error { return now.add(ctx, lost, admin) }); err != nil {
+		if err := nft.In(a.sockets.NS, func() error { return now.add(ctx, lost, admin) }); err != nil {
 			return false, fmt.Errorf("%s: accept the packets of %v: %w", tool.Name(), some, err)
 		}
 	}

@@ -15,16 +15,21 @@ type object interface {
 	Deletion() nft.Message // deletes it
 }
 
-// finder returns objects that are there, each before those that it needs.
-type finder func(*nft.Conn) ([]object, error)
+// removal deletes the objects of a namespace that find returns. It owns how they are found:
+// handles mean nothing in a table that was deleted and made again, so that it finds them
+// again whenever it deletes.
+type removal struct {
+	sockets nft.Sockets
+	find    func(*nft.Conn) ([]object, error) // those that are there, each before those that it needs
+}
 
-// findObjects returns the objects as one step of a plan. They are deleted in one transaction,
-// or one by one if that fails.
-func (fw *Firewalls) findObjects(ctx context.Context, find finder) (all []found, err error) {
+// plan returns the objects as one step of a plan. They are deleted in one transaction, or one
+// by one if that fails.
+func (r removal) plan(ctx context.Context) (all []found, err error) {
 	var objects []object
-	err = fw.onNFT(ctx, func(c *nft.Conn) error {
+	err = r.do(ctx, func(c *nft.Conn) error {
 		return c.Look(ctx, nft.MostChanges, func() (err error) {
-			objects, err = find(c)
+			objects, err = r.find(c)
 			return err
 		})
 	})
@@ -36,25 +41,24 @@ func (fw *Firewalls) findObjects(ctx context.Context, find finder) (all []found,
 		lines = append(lines, "nft "+o.String())
 	}
 	return []found{{lines, func(ctx context.Context) error {
-		err := fw.delete(ctx, find, objects...)
+		err := r.run(ctx, objects...)
 		if err == nil || ctx.Err() != nil || len(objects) == 1 {
 			return err
 		}
 		var errs []error
 		for _, o := range objects {
-			errs = append(errs, fw.delete(ctx, find, o))
+			errs = append(errs, r.run(ctx, o))
 		}
 		return errors.Join(errs...)
 	}}}, nil
 }
 
-// delete deletes those of the objects that are still there, or all that are there if none are
-// named. Handles mean nothing in a table that was deleted and made again, so it looks first,
-// and deletes only if nothing has changed since.
-func (fw *Firewalls) delete(ctx context.Context, find finder, which ...object) error {
-	return fw.onNFT(ctx, func(c *nft.Conn) error {
+// run deletes those of the objects that are still there, or all that are there if none are
+// named, and only if nothing has changed since it found them.
+func (r removal) run(ctx context.Context, which ...object) error {
+	return r.do(ctx, func(c *nft.Conn) error {
 		return c.Change(ctx, func() (msgs []nft.Message, err error) {
-			all, err := find(c)
+			all, err := r.find(c)
 			for _, o := range all {
 				if len(which) == 0 || slices.Contains(which, o) {
 					msgs = append(msgs, o.Deletion())
@@ -65,9 +69,9 @@ func (fw *Firewalls) delete(ctx context.Context, find finder, which ...object) e
 	})
 }
 
-// onNFT runs fn with a Conn. A kernel without nf_tables has no objects.
-func (fw *Firewalls) onNFT(ctx context.Context, fn func(*nft.Conn) error) error {
-	err := fw.sockets.Do(ctx, fn)
+// do runs fn with a Conn. A kernel without nf_tables has no objects.
+func (r removal) do(ctx context.Context, fn func(*nft.Conn) error) error {
+	err := r.sockets.Do(ctx, fn)
 	if errors.Is(err, nft.ErrNotSupported) {
 		return nil
 	}

@@ -96,5 +96,5 @@ func (fw *Firewalls) findElements(ctx context.Context, t Target) ([]found, error
 	for _, p := range t.Ports {
 		rules = append(rules, Rule{Owner: t.Owner, Kind: Publish, Addresses: addrs, Port: p})
 	}
-	return fw.findObjects(ctx, ownedBy(rules).find)
+	return removal{fw.sockets, ownedBy(rules).find}.plan(ctx)
 }

@@ -29,7 +29,7 @@ const (
 )
 
 // findSaved returns the rules of the target in a variant of iptables, beside an error too.
-func (fw *Firewalls) findSaved(ctx context.Context, tool iptables.Tool, t Target) ([]found, error) {
+func findSaved(ctx context.Context, tool iptables.Tool, t Target) ([]found, error) {
 	commands, err := findCommands(ctx, tool, t)
 	if len(commands) == 0 {
 		return nil, err
@@ -39,7 +39,7 @@ func (fw *Firewalls) findSaved(ctx context.Context, tool iptables.Tool, t Target
 		lines = append(lines, fmt.Sprintf("%s -t %s %v", tool.Name(), c.Table, c))
 	}
 	apply := func(ctx context.Context) error {
-		return fw.in(func() error { return runCommands(ctx, tool, t, commands) })
+		return nft.In(tool.Sockets.NS, func() error { return runCommands(ctx, tool, t, commands) })
 	}
 	return []found{{lines, apply}}, err
 }

@@ -62,7 +62,7 @@ func (c constants) Has(values ...string) bool {
 
 // readReference reads the rules. It reads them again if they change meanwhile, a few times, and
 // then returns beside [nft.ErrChanged] what it has seen.
-func (fw *Firewalls) readReference(ctx context.Context) (t reference, err error) {
+func readReference(ctx context.Context, sockets nft.Sockets, tools []iptables.Tool) (t reference, err error) {
 	read := func(c *nft.Conn) error {
 		t = reference{make(map[place][]shown), make(map[place]bool)}
 		if c != nil {
@@ -70,8 +70,8 @@ func (fw *Firewalls) readReference(ctx context.Context) (t reference, err error)
 				return wrapNFT(err)
 			}
 		}
-		return fw.in(func() error {
-			for _, tool := range iptables.Variants(fw.sockets, fw.Held) {
+		return nft.In(sockets.NS, func() error {
+			for _, tool := range tools {
 				if err := t.readSaved(ctx, tool); err != nil {
 					return err
 				}
@@ -79,7 +79,7 @@ func (fw *Firewalls) readReference(ctx context.Context) (t reference, err error)
 			return nil
 		})
 	}
-	err = fw.sockets.Do(ctx, func(c *nft.Conn) error {
+	err = sockets.Do(ctx, func(c *nft.Conn) error {
 		return c.Look(ctx, nft.MostReads, func() error { return read(c) })
 	})
 	if errors.Is(err, nft.ErrNotSupported) {

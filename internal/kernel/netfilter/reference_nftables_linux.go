@@ -112,7 +112,7 @@ func (s search) find(c *nft.Conn) (objects []object, err error) {
 func (fw *Firewalls) findListed(ctx context.Context, t Target) (all []found, err error) {
 	var errs []error
 	for _, s := range searches(t) {
-		some, err := fw.findObjects(ctx, s.find)
+		some, err := removal{fw.sockets, s.find}.plan(ctx)
 		all, errs = append(all, some...), append(errs, err)
 	}
 	return all, errors.Join(errs...)

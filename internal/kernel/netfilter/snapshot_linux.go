@@ -11,17 +11,16 @@ import (
 	"github.com/embedcni/cni/internal/kernel/nft"
 )
 
-// Missing returns those of the rules that have no effect, in their order: they exist in none of the forms, or no rule leads to them. An error means that the rules
-// cannot be read.
+// Missing returns those of the rules that have no effect, in their order: they exist in none
+// of the forms, or no rule leads to them. An error means that the rules cannot be read.
 func (fw *Firewalls) Missing(ctx context.Context, rules ...Rule) ([]Missing, error) {
-	if fw.snapshot == nil {
-		return fw.missing(ctx, rules, &snapshot{fw: fw, only: rules})
+	if fw.snapshot != nil {
+		all, err := fw.snapshot.missing(ctx, fw, rules)
+		if err != nil || len(all) == 0 || !fw.snapshot.torn.Load() {
+			return all, err
+		}
 	}
-	all, err := fw.missing(ctx, rules, fw.snapshot)
-	if err == nil && len(all) > 0 && fw.snapshot.torn.Load() {
-		return fw.missing(ctx, rules, &snapshot{fw: fw, only: rules})
-	}
-	return all, err
+	return (&snapshot{fw: fw, only: rules}).missing(ctx, fw, rules)
 }
 
 // Snapshot returns fw with the rules of the namespace as they are now, each form read once,
@@ -43,14 +42,15 @@ func (fw *Firewalls) For(o Options) *Firewalls {
 	return one
 }
 
-func (fw *Firewalls) missing(ctx context.Context, rules []Rule, in *snapshot) (all []Missing, err error) {
+// missing returns those of the rules of fw's attachment that have no effect in the snapshot.
+func (s *snapshot) missing(ctx context.Context, fw *Firewalls, rules []Rule) (all []Missing, err error) {
 	for _, r := range rules {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		m, err := fw.missingOwn(ctx, r, in)
+		m, err := s.missingOwn(ctx, fw, r)
 		if err == nil && m.Err != nil {
-			err = fw.missingReference(ctx, &m, in)
+			err = s.missingReference(ctx, fw, &m)
 		}
 		if err != nil {
 			return nil, err
@@ -64,12 +64,13 @@ func (fw *Firewalls) missing(ctx context.Context, rules []Rule, in *snapshot) (a
 
 // missingOwn looks for this module's own form of a rule. It is there if the result has no
 // Err.
-func (fw *Firewalls) missingOwn(ctx context.Context, r Rule, in *snapshot) (m Missing, err error) {
+func (s *snapshot) missingOwn(ctx context.Context, fw *Firewalls, r Rule) (m Missing, err error) {
 	m.Rule = r
 	if r.Kind == Accept {
-		now, err := in.readForwarding(ctx)
+		now, err := s.readForwarding(ctx)
 		if err == nil {
-			m.Err = fw.missingForward(now, r)
+			own, _ := fw.accepts() // Add and Restore return the error
+			m.Err = own.missing(now, r)
 		}
 		return m, err
 	}
@@ -81,17 +82,17 @@ func (fw *Firewalls) missingOwn(ctx context.Context, r Rule, in *snapshot) (m Mi
 	if err != nil || len(wanted) == 0 {
 		return m, err
 	}
-	s, err := in.readState(ctx)
+	now, err := s.readState(ctx)
 	if err == nil {
-		m.Found, m.Err = s.absent(wanted, fw.Siblings)
+		m.Found, m.Err = now.absent(wanted, fw.Siblings)
 	}
 	return m, err
 }
 
 // missingReference looks for the reference plugins' form of a rule, where this module's own
 // are missing.
-func (fw *Firewalls) missingReference(ctx context.Context, m *Missing, in *snapshot) error {
-	seen, err := in.readReference(ctx)
+func (s *snapshot) missingReference(ctx context.Context, fw *Firewalls, m *Missing) error {
+	seen, err := s.readReference(ctx)
 	if err != nil {
 		return err
 	}
@@ -107,10 +108,11 @@ func (fw *Firewalls) missingReference(ctx context.Context, m *Missing, in *snaps
 	return nil
 }
 
-// snapshot is the rules of a namespace, each form read once, when it is first asked for.
+// snapshot is the rules of a namespace. It owns each form as it was when it was first asked
+// for, and read once.
 type snapshot struct {
-	fw   *Firewalls
-	only []Rule // of which this module's own are read; nil: all
+	fw   *Firewalls // by which it reads
+	only []Rule     // of which this module's own are read; nil: all
 
 	own        once[*state]
 	forwarding once[[]forwarding]
@@ -162,7 +164,7 @@ func (s *snapshot) readForwarding(ctx context.Context) ([]forwarding, error) {
 // readReference reads the reference plugins' rules.
 func (s *snapshot) readReference(ctx context.Context) (reference, error) {
 	return s.reference.do(ctx, func(ctx context.Context) (reference, error) {
-		now, err := s.fw.readReference(ctx)
+		now, err := readReference(ctx, s.fw.sockets, iptables.Variants(s.fw.sockets, s.fw.Held))
 		if errors.Is(err, nft.ErrChanged) {
 			s.torn.Store(true)
 			err = nil
