@@ -94,7 +94,7 @@ func (t *Target) inUse(recorded func() ([]netip.Addr, error)) ([]netip.Addr, err
 	if err != nil {
 		return nil, err
 	}
-	reserved, err := t.taken()
+	reserved, err := t.Footprint.taken()
 	return append(all, reserved...), err
 }
 
