@@ -65,7 +65,8 @@ const (
 // errSlow: a Fix in a group took too long.
 var errSlow = errors.New("it takes too long for a repair of several containers at once")
 
-// Repairing is an attachment of a locked container that is repaired.
+// Repairing is an attachment of a locked container that is repaired. It owns what its
+// rounds have collected; the namespaces and the sockets of the Runner are the caller's.
 type Repairing struct {
 	Runner *runner.Runner // its Container is nil if that is not open
 	// Compare compares the attachment with its record.

@@ -15,7 +15,7 @@ import (
 )
 
 // Attachment is one attachment, as far as it is known: its entry in the record, or
-// without a record the configuration and libcni's cache.
+// without a record the configuration and libcni's cache. It is only read, and owns nothing.
 type Attachment struct {
 	Params   chain.Attachment          // of its plugins
 	Recorded bool                      // the entry is whole, so that Params are those of the ADD

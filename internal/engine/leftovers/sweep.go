@@ -15,7 +15,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Target is an attachment, and where and how to look for its leftovers.
+// Target is an attachment, and where and how to look for its leftovers. Whoever makes it
+// owns the namespaces and the sockets, and closes them after the last use.
 type Target struct {
 	Footprint Footprint
 
