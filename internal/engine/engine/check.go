@@ -124,7 +124,7 @@ func (op *operation) compareAll(ctx context.Context, looks *contract.Looks, all 
 func (a *attachment) compare(ctx context.Context, v *contract.View) *health.Part {
 	name := a.plan.Network.Config.Name
 	c := &health.Attachment{
-		Attachment: &a.plan.Attachment, Chain: &chain.Chain{List: a.plan.Network.Config, Path: a.pluginDirs()},
+		Params: &a.plan.Attachment, Chain: &chain.Chain{List: a.plan.Network.Config, Path: a.pluginDirs()},
 		Result: a.progress.partial, Runner: a.runner(), MadeInterface: a.described().MadeInterface(),
 		Describe: func(d contract.Difference) string { return differenceOf(name, a.plan.IfName, d).String() },
 	}

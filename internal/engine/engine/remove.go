@@ -139,7 +139,7 @@ func (t *teardown) undone(ctx context.Context, a *attachment, e *Error) bool {
 		}
 		// Or it moves a device into the container, which does not exist or could not be
 		// moved.
-		if conflist.Known(typ).Makes != conflist.Moved || d.IsCallers(typ) || !a.op.c.Place.HasNoDevice(a.plan.NetNS, a.plan.IfName) {
+		if conflist.Known(typ).Makes != conflist.Moved || d.Ran.IsCallers(typ) || !a.op.c.Place.HasNoDevice(a.plan.NetNS, a.plan.IfName) {
 			return false
 		}
 	}

@@ -221,7 +221,7 @@ func (rs *repairs) of(a *attachment) *repairing {
 	plugins := a.runner()
 	plugins.Given.Patience = a.op.patience
 	r := &repairing{a: a, its: &health.Repairing{
-		Runner: plugins, Host: a.op.c.Place.Host, Container: a.inside(), Compare: a.compare, Inside: rs.o.Inside,
+		Runner: plugins, Compare: a.compare, Inside: rs.o.Inside,
 	}}
 	r.held = rs.o.Unheld && slices.ContainsFunc(rs.holds, func(h record.Hold) bool { return h.Holds(a.op.c.Recorded.Record, a.plan.Network.Config.Name) })
 	if r.held || rs.o.Want != nil {

@@ -15,18 +15,13 @@ import (
 
 // described returns the attachment as package leftovers takes it.
 func (a *attachment) described() *leftovers.Attachment {
-	n := a.entry()
-	d := &leftovers.Attachment{
-		Attachment: a.plan.Attachment, List: a.plan.Network.Config,
-		Result: json.RawMessage(a.progress.partial), PrevResult: json.RawMessage(a.plan.Prev), Device: a.facts.Get(leftovers.DeviceFact),
-		Ran: a.plugins.Recorded(), IsRegistered: a.op.eng.runner.IsRegistered, Given: a.given,
-		Begun: a.progress.attempted, Added: a.progress.state == record.Added, Recorded: !a.op.c.Recorded.Damaged && n != nil,
-		Rebooted: a.op.c.Place.Rebooted, HostGone: a.op.c.Place.HostGone,
+	place := a.op.c.Place
+	return &leftovers.Attachment{
+		Params: a.plan.Attachment, Recorded: !a.op.c.Recorded.Damaged && a.entry() != nil, List: a.plan.Network.Config,
+		Result: json.RawMessage(a.progress.partial), PrevResult: json.RawMessage(a.plan.Prev), Given: a.given,
+		Ran:    leftovers.Ran{Plugins: a.plugins.Recorded(), IsRegistered: a.op.eng.runner.IsRegistered},
+		Kernel: leftovers.Kernel{Rebooted: place.Rebooted, HostGone: place.HostGone, Noted: a.facts.Get(leftovers.DeviceFact)},
 	}
-	if n != nil {
-		d.Since = n.Since
-	}
-	return d
 }
 
 // target returns the attachment as a target of the sweep. The caller must call
@@ -44,7 +39,11 @@ func (a *attachment) target() (t leftovers.Target, done func()) {
 	// host-local does not sync its files: a power cut leaves empty ones.
 	t.How.Thorough = a.progress.state != record.Added || a.op.c.Place.Rebooted || a.op.c.Place.HostGone || t.Footprint.Rules.AnyPort
 	t.How.FilesOnly = a.op.c.Place.HostGone
-	t.How.Emptied = d.Emptied(a.op.eng.Store.Records, ledgerOf(a.op.eng), a.op.log())
+	add := leftovers.ADD{Begun: a.progress.attempted, Added: a.progress.state == record.Added}
+	if n := a.entry(); n != nil {
+		add.Since = n.Since
+	}
+	t.How.Emptied = d.Emptied(add, a.op.eng.Store.Records, ledgerOf(a.op.eng), a.op.log())
 	// After a DEL has begun, the interface may be back on the host, and another
 	// container may have it.
 	t.How.Lost = t.Footprint.Interface.Device != nil && a.lost && !a.inDoubt()

@@ -116,7 +116,7 @@ func (t *teardown) del(ctx context.Context, a *attachment) (err error) {
 // restoreDevice undoes a renaming by the container before plugins look for its
 // interface by name. If that fails, the sweep finds the interface.
 func (t *teardown) restoreDevice(a *attachment) {
-	d := a.described().KnownDevice()
+	d := a.described().Kernel.Device()
 	if d == nil || d.Settled {
 		return
 	}
@@ -144,7 +144,7 @@ func (t *teardown) withoutHost() error {
 	for _, a := range t.going {
 		for _, p := range a.plan.Network.Config.Plugins {
 			for _, typ := range []string{p.Network.Type, p.Network.IPAM.Type} {
-				if k := conflist.Known(typ); typ == "" || k.IPAM || k.Swept && !a.described().IsCallers(typ) {
+				if k := conflist.Known(typ); typ == "" || k.IPAM || k.Swept && !a.described().Ran.IsCallers(typ) {
 					continue
 				}
 				e := a.error("DEL", ErrHostNetNS)

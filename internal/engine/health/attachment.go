@@ -16,9 +16,9 @@ import (
 
 // Attachment is an attachment that is compared with its record.
 type Attachment struct {
-	*chain.Attachment
-	Chain         *chain.Chain  // of its plugins, of which none runs
-	Result        chain.Partial // of the ADD; nil if it is not known
+	Params        *chain.Attachment // of its plugins
+	Chain         *chain.Chain      // of its plugins, of which none runs
+	Result        chain.Partial     // of the ADD; nil if it is not known
 	Runner        *runner.Runner
 	MadeInterface bool                             // the ADD has made an interface in the container
 	Describe      func(contract.Difference) string // a line for people
@@ -28,7 +28,7 @@ type Attachment struct {
 // built-in plugins that can. It changes nothing. The error is the reason why nothing
 // could be compared; the Part then has the names alone.
 func (a *Attachment) Compare(ctx context.Context, v *contract.View) (*Part, error) {
-	p := &Part{Network: a.Chain.List.Name, IfName: a.IfName}
+	p := &Part{Network: a.Chain.List.Name, IfName: a.Params.IfName}
 	gone, err := a.missing(v)
 	if err != nil {
 		return p, err
@@ -39,7 +39,7 @@ func (a *Attachment) Compare(ctx context.Context, v *contract.View) (*Part, erro
 	p.Asks = make(map[int]bool)
 	r := *a.Runner
 	r.Given.Record = readOnly{r.Given.Record}
-	calls := a.Chain.CheckCalls(a.Attachment, a.Result)
+	calls := a.Chain.CheckCalls(a.Params, a.Result)
 	for i, plugin := range a.Chain.List.Plugins {
 		call, unknown := calls(i)
 		types := []string{plugin.Network.Type}
@@ -69,13 +69,13 @@ func (a *Attachment) missing(v *contract.View) (*contract.Difference, error) {
 	if !a.MadeInterface { // an interface that was never made cannot be missing
 		return nil, nil
 	}
-	there, err := v.HasLink(a.IfName)
+	there, err := v.HasLink(a.Params.IfName)
 	if there || err != nil {
 		return nil, err
 	}
 	return &contract.Difference{
-		Plugin: a.Chain.List.Plugins[0].Network.Type, Kind: contract.Interface, Inside: true, Object: a.IfName, Why: needsAnADD,
-		Err: fmt.Errorf("interface %s of network %q is gone: %w", a.IfName, a.Chain.List.Name, container.ErrNotAttached),
+		Plugin: a.Chain.List.Plugins[0].Network.Type, Kind: contract.Interface, Inside: true, Object: a.Params.IfName, Why: needsAnADD,
+		Err: fmt.Errorf("interface %s of network %q is gone: %w", a.Params.IfName, a.Chain.List.Name, container.ErrNotAttached),
 	}, nil
 }
 
@@ -100,7 +100,7 @@ func (a *Attachment) compareOne(ctx context.Context, r *runner.Runner, v *contra
 		p.fail(r.Different(typ, fmt.Errorf("not compared: %w", err)))
 	}
 	for _, d := range found {
-		if isInterface(d, a.IfName) && len(p.Differences) > 0 && isInterface(p.Differences[0], a.IfName) {
+		if isInterface(d, a.Params.IfName) && len(p.Differences) > 0 && isInterface(p.Differences[0], a.Params.IfName) {
 			continue // missing has found it
 		}
 		if d.Err == nil { // CHECK passes over it

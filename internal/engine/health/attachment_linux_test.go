@@ -63,7 +63,7 @@ func compareWith(t *testing.T, version, ifName, plugins string, builtIn map[stri
 	}
 	r.Plugins.Reset(all, nil)
 	a := &Attachment{
-		Attachment:    &chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: "c1", NetNS: "/proc/self/ns/net", IfName: ifName}},
+		Params:        &chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: "c1", NetNS: "/proc/self/ns/net", IfName: ifName}},
 		Chain:         &chain.Chain{List: list},
 		Result:        chain.Partial(`{"cniVersion": "` + version + `", "interfaces": []}`),
 		Runner:        r,

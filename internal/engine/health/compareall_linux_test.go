@@ -55,8 +55,8 @@ func (b *bench) attachment(finds func(context.Context) []contract.Difference) *R
 	return &Repairing{
 		Runner: &runner.Runner{
 			Runtime: b.runtime, Plugins: &runner.Plugins{}, Network: &libcni.NetworkConfigList{Name: "net"}, Attachment: verbose{},
+			Host: b.host.Handle, Container: b.host.Handle, Given: contract.Given{Conns: &b.host.Conns},
 		},
-		Host: b.host, Container: b.host.Handle,
 		Compare: func(ctx context.Context, _ *contract.View) *Part { return &Part{Differences: finds(ctx)} },
 	}
 }
@@ -95,7 +95,7 @@ func TestAComparisonThatFailsIsOneAttachments(t *testing.T) {
 			}
 			return nil
 		})
-		all[0].Container = nil
+		all[0].Runner.Container = nil
 		Repair(t.Context(), all)
 		for i, r := range all {
 			switch i {

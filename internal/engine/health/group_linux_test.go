@@ -140,7 +140,7 @@ func TestAGroupIsRepairedTogether(t *testing.T) {
 	h.refused[bad] = errRefused
 	h.ours[0] = false // an earlier version made its attachment
 	all := h.all()
-	all[unread].Container = nil
+	all[unread].Runner.Container = nil
 	Repair(t.Context(), all)
 	expect.Same(t, "repairs of the bridge", h.fixed["br0"], 1)
 	expect.Same(t, "rules that were made together", len(h.applied[0]), n-1)

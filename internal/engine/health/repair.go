@@ -12,7 +12,6 @@ import (
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/runner"
-	"github.com/embedcni/cni/netns"
 )
 
 // The reasons why a difference remains. The reason can also be the error of its Fix.
@@ -66,11 +65,10 @@ const (
 // errSlow: a Fix in a group took too long.
 var errSlow = errors.New("it takes too long for a repair of several containers at once")
 
-// Repairing is an attachment of a locked container that is repaired.
+// Repairing is an attachment of a locked container that is repaired. It owns what its
+// rounds have collected; the namespaces and the sockets of the Runner are the caller's.
 type Repairing struct {
-	Runner    *runner.Runner
-	Host      *container.Host
-	Container *netns.Handle // nil if it is not open
+	Runner *runner.Runner // its Container is nil if that is not open
 	// Compare compares the attachment with its record.
 	Compare func(context.Context, *contract.View) *Part
 	Inside  bool // repair the container's namespace too
@@ -80,16 +78,24 @@ type Repairing struct {
 	Outcome       // of Repair
 	Last    *Part // the last comparison, or nil
 
-	grouped bool  // with others
-	now     *Part // the comparison of this round
-	rounds  int
-	parts   map[key]*attempts
-	order   []*attempts // those tried, in the order of the first attempts
+	grouped bool // with others
+	round   round
+	tries   tries
+}
 
-	todo, delayed, made []contract.Difference // in this round
-	announced           []contract.Difference // in all rounds
+// round is one round of a repair.
+type round struct {
+	number              int                   // the first is 1
+	found               []contract.Difference // by the comparison at its beginning
+	todo, delayed, made []contract.Difference
+	batch               thread.Batch // delayed changes of packet filters
+}
 
-	batch thread.Batch             // delayed changes of packet filters
+// tries is everything that the rounds have tried.
+type tries struct {
+	parts map[key]*attempts
+	order []*attempts // those tried, in the order of the first attempts
+	made  []contract.Difference
 	took  map[string]time.Duration // the repair of the plugins' parts, by type
 }
 
@@ -111,33 +117,33 @@ type key struct {
 
 func keyOf(d contract.Difference) key { return key{d.Plugin, d.Kind, d.Inside, d.Object, d.Wanted} }
 
-// part returns the attempts to repair a difference.
-func (r *Repairing) part(d contract.Difference) *attempts {
+// of returns the attempts to repair a difference.
+func (t *tries) of(d contract.Difference) *attempts {
 	k := keyOf(d)
-	if r.parts[k] == nil {
-		r.parts[k] = &attempts{Difference: d}
+	if t.parts[k] == nil {
+		t.parts[k] = &attempts{Difference: d}
 	}
-	return r.parts[k]
+	return t.parts[k]
 }
 
 // Repair repairs attachments together. Nobody else changes their records meanwhile. One
 // that cannot be repaired does not keep the others from it.
 func Repair(ctx context.Context, all []*Repairing) {
 	for _, r := range all {
-		r.grouped, r.parts, r.took = len(all) > 1, make(map[key]*attempts), make(map[string]time.Duration)
+		r.grouped, r.tries = len(all) > 1, tries{parts: make(map[key]*attempts), took: make(map[string]time.Duration)}
 	}
 	for active := all; len(active) > 0; {
-		compareAll(ctx, active)
+		now := compareAll(ctx, active)
 		var going, ended []*Repairing
-		for _, r := range active {
-			if r.take() {
+		for i, r := range active {
+			if r.take(now[i]) {
 				going = append(going, r)
 			} else {
 				ended = append(ended, r)
 			}
 		}
 		// The other end of a pair may take a moment to notice that it can send.
-		each(ended, func(r *Repairing) { r.announce(ctx, r.announced, true) })
+		each(ended, func(r *Repairing) { r.announce(ctx, r.tries.made, true) })
 		fix(ctx, going)
 		active = going
 	}
@@ -148,13 +154,15 @@ func each(all []*Repairing, do func(*Repairing)) {
 	thread.Each(len(all), atOnce, func(i int) { do(all[i]) })
 }
 
-// compareAll compares attachments with their records anew. The containers are locked, so
-// that one look at the host is as good as a question for each.
-func compareAll(ctx context.Context, all []*Repairing) {
+// compareAll compares attachments with their records anew, and sets Err of those that
+// cannot be compared. The containers are locked, so that one look at the host is as good as
+// a question for each.
+func compareAll(ctx context.Context, all []*Repairing) []*Part {
+	now := make([]*Part, len(all))
 	one := func(i int, looks *contract.Looks) {
 		r := all[i]
 		r.Err = thread.Try(func() (err error) {
-			r.now, err = r.compare(ctx, looks)
+			now[i], err = r.compare(ctx, looks)
 			return err
 		})
 	}
@@ -162,23 +170,24 @@ func compareAll(ctx context.Context, all []*Repairing) {
 		for i := range all {
 			one(i, &contract.Looks{})
 		}
-		return
+		return now
 	}
 	looks := contract.Dumps()
 	thread.Each(len(all), runtime.GOMAXPROCS(0), func(i int) { one(i, looks) })
 	if err := looks.Close(); err != nil {
 		all[0].Runner.Runtime.Logger.Error("close network namespace", "error", err)
 	}
+	return now
 }
 
 func (r *Repairing) compare(ctx context.Context, looks *contract.Looks) (c *Part, err error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	if r.Container == nil {
+	if r.Runner.Container == nil {
 		return nil, fmt.Errorf("its network namespace is not open: %w", container.ErrInvalidNetNS)
 	}
-	v, err := looks.Open(&r.Host.Conns, r.Host.Handle, r.Container)
+	v, err := looks.Open(r.Runner.Given.Conns, r.Runner.Host, r.Runner.Container)
 	if err != nil {
 		return nil, err
 	}
@@ -195,33 +204,28 @@ func (r *Repairing) compare(ctx context.Context, looks *contract.Looks) (c *Part
 // take takes a comparison in, decides what to repair now, and reports whether there is
 // anything. The order of the differences stays: the plugins of a chain rely on those before
 // them.
-func (r *Repairing) take() bool {
-	var before []contract.Difference
-	if r.Last != nil {
-		before = r.Last.Differences
-	}
+func (r *Repairing) take(now *Part) bool {
 	if r.Err != nil {
-		r.end(before)
+		r.end(r.round.found)
 		return false
 	}
-	r.Last = r.now
-	found := r.now.Differences
-	r.todo = slices.DeleteFunc(slices.Clone(found), func(d contract.Difference) bool { return !r.wants(d) })
+	r.Last = now
+	found := now.Differences
+	todo := slices.DeleteFunc(slices.Clone(found), func(d contract.Difference) bool { return !r.wants(d) })
 	// A Fix that failed may have made a part of it.
-	stuck := r.rounds > 0 && len(r.made) == 0 &&
-		slices.EqualFunc(found, before, func(a, b contract.Difference) bool { return keyOf(a) == keyOf(b) })
-	if r.rounds == mostRounds || len(r.todo) == 0 || stuck {
+	stuck := r.round.number > 0 && len(r.round.made) == 0 &&
+		slices.EqualFunc(found, r.round.found, func(a, b contract.Difference) bool { return keyOf(a) == keyOf(b) })
+	if r.round.number == mostRounds || len(todo) == 0 || stuck {
 		r.end(found)
 		return false
 	}
-	r.rounds++
-	r.delayed, r.made = nil, nil
+	r.round = round{number: r.round.number + 1, found: found, todo: todo}
 	return true
 }
 
 // wants reports whether a difference is to be repaired now.
 func (r *Repairing) wants(d contract.Difference) bool {
-	part := r.part(d)
+	part := r.tries.of(d)
 	return d.Fix != nil && (r.Inside || !d.Inside) && part.fixed < mostAttempts &&
 		!errors.Is(part.err, errSlow) && // once is enough for the others
 		(r.Want == nil || r.Want(d))
@@ -237,26 +241,26 @@ func fix(ctx context.Context, all []*Repairing) {
 	for _, r := range all {
 		r.fixShared(ctx, shared)
 	}
-	each(all, func(r *Repairing) { r.delayed = r.fixEach(ctx, r.delayed, &r.batch) })
+	each(all, func(r *Repairing) { r.round.delayed = r.fixEach(ctx, r.round.delayed, &r.round.batch) })
 	var batches []*thread.Batch
 	for _, r := range all {
-		batches = append(batches, &r.batch)
+		batches = append(batches, &r.round.batch)
 	}
 	bound, cancel := all[0].Runner.Runtime.Bound(ctx, "CHECK")
 	defer cancel()
 	for i, err := range thread.FlushTogether(bound, batches) {
 		r := all[i]
 		if err != nil { // it is unknown which of the changes failed; each can be repeated
-			r.delayed = r.fixEach(ctx, r.delayed, nil)
+			r.round.delayed = r.fixEach(ctx, r.round.delayed, nil)
 		}
-		r.made = append(r.made, r.delayed...)
+		r.round.made = append(r.round.made, r.round.delayed...)
 	}
 	each(all, func(r *Repairing) {
-		for _, d := range r.made {
-			r.part(d).fixed++
+		for _, d := range r.round.made {
+			r.tries.of(d).fixed++
 		}
-		r.announced = append(r.announced, r.made...)
-		r.announce(ctx, r.made, false)
+		r.tries.made = append(r.tries.made, r.round.made...)
+		r.announce(ctx, r.round.made, false)
 	})
 }
 
@@ -264,15 +268,15 @@ func fix(ctx context.Context, all []*Repairing) {
 // puts off the rest. It precedes what each has for itself: a bridge its ports. The second
 // time each tries: one that knows better may succeed.
 func (r *Repairing) fixShared(ctx context.Context, made map[key]bool) {
-	for _, d := range r.todo {
+	for _, d := range r.round.todo {
 		k := keyOf(d)
 		k.plugin = "" // bridge and portmap may both want a setting of the bridge
 		switch {
 		case !d.Shared:
-			r.delayed = append(r.delayed, d)
-		case made[k] && r.part(d).fixed == 0, r.attempt(ctx, d, nil):
+			r.round.delayed = append(r.round.delayed, d)
+		case made[k] && r.tries.of(d).fixed == 0, r.attempt(ctx, d, nil):
 			made[k] = true
-			r.made = append(r.made, d)
+			r.round.made = append(r.round.made, d)
 		}
 	}
 }
@@ -285,12 +289,12 @@ func (r *Repairing) fixEach(ctx context.Context, all []contract.Difference, b *t
 
 // attempt makes or delays the repair of one difference, unless ctx has ended.
 func (r *Repairing) attempt(ctx context.Context, d contract.Difference, b *thread.Batch) bool {
-	part := r.part(d)
+	part := r.tries.of(d)
 	if part.err = context.Cause(ctx); part.err != nil {
 		return false
 	}
 	if !part.tried {
-		r.order, part.tried = append(r.order, part), true
+		r.tries.order, part.tried = append(r.tries.order, part), true
 	}
 	if r.grouped {
 		var cancel context.CancelFunc
@@ -299,7 +303,7 @@ func (r *Repairing) attempt(ctx context.Context, d contract.Difference, b *threa
 	}
 	begun := time.Now()
 	part.err = r.Runner.Fix(ctx, d, b)
-	r.took[d.Plugin] += time.Since(begun)
+	r.tries.took[d.Plugin] += time.Since(begun)
 	return part.err == nil
 }
 
@@ -326,9 +330,9 @@ func (r *Repairing) end(found []contract.Difference) {
 	remains := make(map[key]bool, len(found))
 	for _, d := range found {
 		remains[keyOf(d)] = true
-		r.Left = append(r.Left, Left{d, r.reason(d), r.part(d).err != nil})
+		r.Left = append(r.Left, Left{d, r.reason(d), r.tries.of(d).err != nil})
 	}
-	for _, d := range r.order {
+	for _, d := range r.tries.order {
 		if !remains[keyOf(d.Difference)] {
 			r.Repaired = append(r.Repaired, d.Difference)
 		}
@@ -337,7 +341,7 @@ func (r *Repairing) end(found []contract.Difference) {
 
 // reason returns why a difference remains.
 func (r *Repairing) reason(d contract.Difference) error {
-	switch part := r.part(d); {
+	switch part := r.tries.of(d); {
 	case part.err != nil:
 		return part.err
 	case d.Fix == nil && d.Why != "":
@@ -358,13 +362,13 @@ func (r *Repairing) reason(d contract.Difference) error {
 
 // Report reports the repairs of each plugin's part to the log and the observer.
 func (r *Repairing) Report(ctx context.Context) {
-	for _, tried := range r.order {
+	for _, tried := range r.tries.order {
 		typ := tried.Plugin
-		took, ok := r.took[typ]
+		took, ok := r.tries.took[typ]
 		if !ok {
 			continue // reported
 		}
-		delete(r.took, typ)
+		delete(r.tries.took, typ)
 		var failed []error
 		for _, left := range r.Left {
 			if left.Failed && left.Plugin == typ {

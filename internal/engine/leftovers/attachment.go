@@ -3,7 +3,6 @@ package leftovers
 import (
 	"encoding/json"
 	"slices"
-	"time"
 
 	"github.com/containernetworking/cni/libcni"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -16,65 +15,68 @@ import (
 )
 
 // Attachment is one attachment, as far as it is known: its entry in the record, or
-// without a record the configuration and libcni's cache.
+// without a record the configuration and libcni's cache. It is only read, and owns nothing.
 type Attachment struct {
-	chain.Attachment // the parameters of its plugins
-
-	List   *libcni.NetworkConfigList // the configuration of the network
-	Result json.RawMessage           // of the last plugin that answered; nil if none did
-	Device json.RawMessage           // the note [DeviceFact]
+	Params   chain.Attachment          // of its plugins
+	Recorded bool                      // the entry is whole, so that Params are those of the ADD
+	List     *libcni.NetworkConfigList // the configuration of the network
+	Result   json.RawMessage           // of the last plugin that answered; nil if none did
 
 	// PrevResult was given to the first plugin. Its interfaces are others'.
 	PrevResult json.RawMessage
 
-	// Ran are the plugins that attached the container, a type once each. It is
-	// empty if no record names them. IsRegistered then tells by the type whether
-	// it was a plugin of the caller's.
-	Ran          []record.Plugin
+	Ran    Ran
+	Given  func() contract.Given // what its plugins are lent
+	Kernel Kernel
+}
+
+// Ran are the plugins that attached a container, as far as they are known.
+type Ran struct {
+	// Plugins has a type once each. It is empty if no record names them. IsRegistered
+	// then tells by the type whether it was a plugin of the caller's.
+	Plugins      []record.Plugin
 	IsRegistered func(typ string) bool
-	Given        func() contract.Given // what its plugins are lent
+}
 
-	Begun bool      // this call has begun the ADD
-	Added bool      // all plugins have answered the ADD, and no DEL has begun
-	Since time.Time // when it was recorded, according to its record; zero if unknown
-
-	Recorded bool // the entry is whole, so that the parameters are those of the ADD
-	Rebooted bool // the machine was rebooted since: the kernel has nothing of it
-	HostGone bool // the network namespace in which the plugins ran is gone
+// Kernel tells what the kernel may still have of an attachment.
+type Kernel struct {
+	Rebooted bool            // the machine was rebooted since: nothing
+	HostGone bool            // the network namespace in which the plugins ran is gone
+	Noted    json.RawMessage // the note [DeviceFact]
 }
 
 // Owner names the attachment in the rules of the firewall.
 func (a *Attachment) Owner() netfilter.Owner {
-	return netfilter.Owner{Network: a.List.Name, ContainerID: a.ContainerID, IfName: a.IfName}
+	return netfilter.Owner{Network: a.List.Name, ContainerID: a.Params.ContainerID, IfName: a.Params.IfName}
 }
 
 // Key names the attachment among all.
 func (a *Attachment) Key() Key {
-	return Key{ContainerID: record.PluginID(a.ContainerID), Network: a.List.Name, IfName: a.IfName}
+	return Key{ContainerID: record.PluginID(a.Params.ContainerID), Network: a.List.Name, IfName: a.Params.IfName}
 }
 
 // Plugin returns the plugin of a type that attached the container. Known reports
 // whether the record names plugins at all.
-func (a *Attachment) Plugin(typ string) (p record.Plugin, known bool) {
-	if i := slices.IndexFunc(a.Ran, func(p record.Plugin) bool { return p.Type == typ }); i >= 0 {
-		p = a.Ran[i]
+func (r Ran) Plugin(typ string) (p record.Plugin, known bool) {
+	if i := slices.IndexFunc(r.Plugins, func(p record.Plugin) bool { return p.Type == typ }); i >= 0 {
+		p = r.Plugins[i]
 	}
-	return p, len(a.Ran) > 0
+	return p, len(r.Plugins) > 0
 }
 
 // IsCallers reports whether the caller's own plugin of a type attached the
 // container. The leftovers of such a plugin are unknown.
-func (a *Attachment) IsCallers(typ string) bool {
-	if p, known := a.Plugin(typ); known {
+func (r Ran) IsCallers(typ string) bool {
+	if p, known := r.Plugin(typ); known {
 		return p.Kind == record.KindRegistered
 	}
-	return a.IsRegistered != nil && a.IsRegistered(typ)
+	return r.IsRegistered != nil && r.IsRegistered(typ)
 }
 
 // IsBuiltIn reports whether a built-in plugin is known to have attached the
 // container.
-func (a *Attachment) IsBuiltIn(typ string) bool {
-	p, _ := a.Plugin(typ)
+func (r Ran) IsBuiltIn(typ string) bool {
+	p, _ := r.Plugin(typ)
 	return p.Kind == record.KindBuiltIn
 }
 
@@ -97,7 +99,7 @@ func (a *Attachment) first() string {
 // none. Without a result, or with one of a version that lists no interfaces, the type of
 // the first plugin decides.
 func (a *Attachment) MadeInterface() bool {
-	if a.IfName == "lo" {
+	if a.Params.IfName == "lo" {
 		return false
 	}
 	result := chain.Decode(a.Result)
@@ -105,25 +107,28 @@ func (a *Attachment) MadeInterface() bool {
 		return result == nil || conflist.Known(a.first()).Makes.IsNew()
 	}
 	return slices.ContainsFunc(result.Interfaces, func(i *types100.Interface) bool {
-		return i.Name == a.IfName && i.Sandbox != "" && i.PciID == "" && i.SocketPath == ""
+		return i.Name == a.Params.IfName && i.Sandbox != "" && i.PciID == "" && i.SocketPath == ""
 	})
 }
 
-// KnownDevice returns the attachment's interface. It returns nil if that was not
-// noted, or cannot exist: a rebooted host has its devices back, and they are gone
-// with the host's namespace.
-func (a *Attachment) KnownDevice() *Device {
-	if a.Rebooted || a.HostGone {
+// Device returns the attachment's interface. It returns nil if that was not noted, or
+// cannot exist: a rebooted host has its devices back, and they are gone with the
+// host's namespace.
+func (k Kernel) Device() *Device {
+	if k.isOver() {
 		return nil
 	}
-	return DecodeDevice(a.Device)
+	return DecodeDevice(k.Noted)
 }
+
+// isOver reports whether the attachment's interface is gone or the host's again.
+func (k Kernel) isOver() bool { return k.Rebooted || k.HostGone }
 
 // Covers reports whether the sweep finds and removes everything that a plugin of
 // the attachment can leave. A plugin that changes an interface which outlives the
 // attachment is covered only if that interface is known.
 func (a *Attachment) Covers(typ string) bool {
-	if a.IsCallers(typ) {
+	if a.Ran.IsCallers(typ) {
 		return false
 	}
 	t := conflist.Known(typ)
@@ -136,20 +141,20 @@ func (a *Attachment) Covers(typ string) bool {
 // CoversIPAM reports whether the sweep releases everything that an IPAM plugin of the
 // attachment can hold.
 func (a *Attachment) CoversIPAM(typ string) bool {
-	return conflist.Known(typ).IPAM && !a.IsCallers(typ)
+	return conflist.Known(typ).IPAM && !a.Ran.IsCallers(typ)
 }
 
 // knowsInterface reports whether the interface ends with the attachment, or is one of
 // the host's that can be found.
 func (a *Attachment) knowsInterface() bool {
 	first := a.first()
-	if a.IsCallers(first) {
+	if a.Ran.IsCallers(first) {
 		return false
 	}
 	switch makes := conflist.Known(first).Makes; makes {
 	case conflist.Moved:
-		d := a.KnownDevice()
-		return a.Rebooted || a.HostGone || d != nil && d.HostName != ""
+		d := a.Kernel.Device()
+		return a.Kernel.isOver() || d != nil && d.HostName != ""
 	default:
 		return makes == conflist.Lo || makes.IsOwned()
 	}

@@ -21,6 +21,13 @@ import (
 // by default.
 const longestADD = 10 * time.Minute
 
+// ADD is how far the ADD of an attachment has come.
+type ADD struct {
+	Begun bool      // by this call
+	Added bool      // all plugins have answered it, and no DEL has begun
+	Since time.Time // when the attachment was recorded, according to its record; zero if unknown
+}
+
 // Emptied returns a function that decides about an empty reservation in
 // host-local's directory, whose file mode shows that a program like host-local
 // made it. The reservation belongs to this attachment if it was made during the
@@ -31,13 +38,13 @@ const longestADD = 10 * time.Minute
 // It cannot be distinguished from an administrator's reservation of the same
 // time. Nor can the order be decided within one tick of the clock; such a
 // reservation stays, and the log, which names the container, says so.
-func (a *Attachment) Emptied(records *record.Store, ledger Ledger, log *slog.Logger) func(r Reservation) bool {
-	during := sync.OnceValues(func() (since, until time.Time) { return a.during(records, ledger, log) })
+func (a *Attachment) Emptied(add ADD, records *record.Store, ledger Ledger, log *slog.Logger) func(r Reservation) bool {
+	during := sync.OnceValues(func() (since, until time.Time) { return add.during(a.Key(), records, ledger, log) })
 	doubtful := map[string]bool{} // already reported
 	return func(r Reservation) bool {
 		since, until := during()
 		all := Addresses(a.Result)
-		unknown := len(all) == 0 && !a.Added && !(a.Begun && a.IsBuiltIn(conflist.HostLocal))
+		unknown := len(all) == 0 && !add.Added && !(add.Begun && a.Ran.IsBuiltIn(conflist.HostLocal))
 		of := unknown || slices.Contains(all, r.Addr)
 		if !of || since.IsZero() || r.Made.Before(since) {
 			return false
@@ -55,15 +62,15 @@ func (a *Attachment) Emptied(records *record.Store, ledger Ledger, log *slog.Log
 }
 
 // during returns when the attachment was recorded, zero if unknown, and the latest
-// possible end of its ADD.
-func (a *Attachment) during(records *record.Store, ledger Ledger, log *slog.Logger) (since, until time.Time) {
+// possible end of the ADD.
+func (a ADD) during(key Key, records *record.Store, ledger Ledger, log *slog.Logger) (since, until time.Time) {
 	since, until = a.Since, records.Now()
 	if since.IsZero() {
 		entered, err := ledger.Read()
 		if err != nil {
 			log.Warn("read when an attachment was recorded", "error", err)
 		}
-		since = entered[a.Key()].Since
+		since = entered[key].Since
 	}
 	if latest := since.Add(longestADD); !a.Begun && latest.Before(until) {
 		until = latest

@@ -28,11 +28,11 @@ func keyOn(id record.PluginID) Key {
 }
 
 // judged is an attachment that is judged beside records of its own.
-func judged(t *testing.T, a Attachment, records *record.Store) (_ func(Reservation) bool, log *strings.Builder) {
+func judged(t *testing.T, a Attachment, add ADD, records *record.Store) (_ func(Reservation) bool, log *strings.Builder) {
 	t.Helper()
 	log = &strings.Builder{}
-	a.List, a.ContainerID, a.IfName = &libcni.NetworkConfigList{Name: "net"}, "c1", "eth0"
-	return a.Emptied(records, LedgerOf(records, "owner"), slog.New(slog.NewTextHandler(log, nil))), log
+	a.List, a.Params.ContainerID, a.Params.IfName = &libcni.NetworkConfigList{Name: "net"}, "c1", "eth0"
+	return a.Emptied(add, records, LedgerOf(records, "owner"), slog.New(slog.NewTextHandler(log, nil))), log
 }
 
 // TestJudge: an empty file belongs to the attachment if it was made during the
@@ -71,17 +71,17 @@ func TestJudge(t *testing.T) {
 		"no address, killed earlier":    {recorded: before, builtIn: true, want: []Reservation{mine, other}},
 		"no address, answered":          {claimed: before, answered: true},
 	} {
-		a := Attachment{Added: c.answered, Since: c.recorded}
+		a, add := Attachment{}, ADD{Added: c.answered, Since: c.recorded}
 		if !c.claimed.IsZero() {
-			a.Since, a.Begun = c.claimed, true
+			add.Since, add.Begun = c.claimed, true
 		}
 		if c.builtIn {
-			a.Ran = []record.Plugin{{Type: conflist.HostLocal, Kind: record.KindBuiltIn}}
+			a.Ran.Plugins = []record.Plugin{{Type: conflist.HostLocal, Kind: record.KindBuiltIn}}
 		}
 		for _, addr := range c.addresses {
 			a.Result = json.RawMessage(`{"cniVersion": "1.0.0", "ips": [{"address": "` + addr.String() + `/24"}]}`)
 		}
-		left, log := judged(t, a, records)
+		left, log := judged(t, a, add, records)
 		var got []Reservation
 		for _, r := range []Reservation{mine, other} {
 			if left(r) {
@@ -93,7 +93,7 @@ func TestJudge(t *testing.T) {
 	}
 
 	// An administrator's file with the record's time cannot be distinguished.
-	judge, log := judged(t, Attachment{Result: json.RawMessage(`{"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.2/24"}]}`), Since: mine.Made}, records)
+	judge, log := judged(t, Attachment{Result: json.RawMessage(`{"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.2/24"}]}`)}, ADD{Since: mine.Made}, records)
 	first, second := judge(mine), judge(mine)
 	expect.That(t, !first && !second && strings.Count(log.String(), mine.path()) == 1, "a doubtful file is taken, or not reported once: %s", log)
 }
@@ -111,11 +111,11 @@ func TestFault_F64_AnEarlierLifeOfTheIDDoesNotCount(t *testing.T) {
 		"nobody knows of when": {0, false},
 	} {
 		dir := reserve(t, map[string]string{"10.1.0.3": ""})
-		a := Attachment{}
+		add := ADD{}
 		if c.recorded != 0 {
-			a.Since = time.Now().Add(c.recorded)
+			add.Since = time.Now().Add(c.recorded)
 		}
-		judge, _ := judged(t, a, record.Open(t.TempDir()))
+		judge, _ := judged(t, Attachment{}, add, record.Open(t.TempDir()))
 		target := Target{Footprint: Footprint{IPAMDirs: []string{dir}}, How: Manner{Thorough: true, Emptied: judge}}
 		stale, err := target.reserved()
 		expect.That(t, err == nil && (len(stale) == 1) == c.want, "%s: %v are left of the attachment, %v, want one: %t", name, stale, err, c.want)

@@ -190,7 +190,7 @@ func (t *Target) device() ([]Item, error) {
 			return nil, err
 		}
 		if l := find(inside, d.isInside); l != nil {
-			return t.leaves(t.Container, "in the container", *l), nil
+			return d.leaves(t.Host, t.Container, "in the container", *l), nil
 		}
 	}
 	missing := false
@@ -221,9 +221,9 @@ func (t *Target) device() ([]Item, error) {
 	}}}, nil
 }
 
-// leaves returns the item that deletes the device where it is, or gives it back.
-func (t *Target) leaves(ns *netns.Handle, where string, l links.Link) []Item {
-	to, host := t.Footprint.Interface.Device.HostName, t.Host
+// leaves returns the item that deletes the device where it is, or gives it back to host.
+func (d *Device) leaves(host, ns *netns.Handle, where string, l links.Link) []Item {
+	to := d.HostName
 	if to == "" {
 		return []Item{deletion(ns, where, l.Name, l.Index)}
 	}
@@ -277,7 +277,7 @@ func (t *Target) onHost() (items []Item, missing bool, err error) {
 		return nil, false, err
 	}
 	if l := find(all, d.isBack); l != nil {
-		return t.leaves(t.Host, "on the host", *l), false, nil
+		return d.leaves(t.Host, t.Host, "on the host", *l), false, nil
 	}
 	if d.Physical() {
 		return nil, d.onBus(), nil
@@ -299,7 +299,7 @@ func (t *Target) elsewhere() (found []Item, err error) {
 			return true // the thread has ended
 		}
 		if ns.ID() != t.Host.ID() && (t.Container == nil || ns.ID() != t.Container.ID()) {
-			found = t.within(ns)
+			found = t.Footprint.Interface.Device.within(ns, t.Host)
 		}
 		if found == nil {
 			_ = ns.Close() // was only looked into; else the item needs it, for as long as it is there itself
@@ -309,15 +309,16 @@ func (t *Target) elsewhere() (found []Item, err error) {
 	return found, err
 }
 
-func (t *Target) within(ns *netns.Handle) (found []Item) {
+// within finds the device in a namespace that is neither the container's nor host.
+func (d *Device) within(ns, host *netns.Handle) (found []Item) {
 	err := dialed(ns, func(conn *links.Conn) error {
 		all, err := conn.Links()
-		host, herr := conn.NetNS(t.Host)
-		if herr != nil {
-			host = -1
+		number, nerr := conn.NetNS(host)
+		if nerr != nil {
+			number = -1
 		}
-		if l := find(all, func(l links.Link) bool { return t.Footprint.Interface.Device.isOutside(l, host) }); l != nil {
-			found = t.leaves(ns, "in the network namespace "+ns.ID().String(), *l)
+		if l := find(all, func(l links.Link) bool { return d.isOutside(l, number) }); l != nil {
+			found = d.leaves(host, ns, "in the network namespace "+ns.ID().String(), *l)
 		}
 		return err
 	})

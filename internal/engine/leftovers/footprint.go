@@ -66,15 +66,15 @@ type Shaper struct {
 func Of(a *Attachment) Footprint {
 	result := chain.Decode(a.Result)
 	f := Footprint{Owner: a.Owner(), Addresses: contract.AddressesOf(result), IPAMDirs: IPAMDirs(a.List)}
-	if a.Has(conflist.Firewall) && !a.IsCallers(conflist.Firewall) || len(a.List.Plugins) == 0 {
+	if a.Has(conflist.Firewall) && !a.Ran.IsCallers(conflist.Firewall) || len(a.List.Plugins) == 0 {
 		f.Subnets = netfilter.Subnets(contract.PrefixesOf(result))
 	}
 	var err error
-	f.Rules.Ports, err = hostPorts(a.CapabilityArgs[ports.Capability])
+	f.Rules.Ports, err = hostPorts(a.Params.CapabilityArgs[ports.Capability])
 	f.Rules.AnyPort = err != nil
 	f.addPlugins(a)
 	f.addInterface(a)
-	if !a.Rebooted { // an address that is in a zone after a reboot was added since
+	if !a.Kernel.Rebooted { // an address that is in a zone after a reboot was added since
 		f.Zones, _ = a.zones()
 	}
 	return f
@@ -115,10 +115,10 @@ func (f *Footprint) addPlugins(a *Attachment) {
 		case conflist.Bandwidth:
 			f.Shaper.Possible = true
 		case conflist.Tuning:
-			f.Backups = append(f.Backups, tuning.File(p.Bytes, a.ContainerID, a.IfName))
+			f.Backups = append(f.Backups, tuning.File(p.Bytes, a.Params.ContainerID, a.Params.IfName))
 		}
 	}
-	f.Shaper.Egress = limitsEgress(a.List.Plugins, a.CapabilityArgs["bandwidth"])
+	f.Shaper.Egress = limitsEgress(a.List.Plugins, a.Params.CapabilityArgs["bandwidth"])
 }
 
 // addInterface adds the interface, by its identity and by the result of the ADD.
@@ -128,8 +128,8 @@ func (f *Footprint) addInterface(a *Attachment) {
 			f.Interface.HostEnds = append(f.Interface.HostEnds, Link{Name: i.Name, MAC: i.Mac})
 		}
 	}
-	f.Interface.Dies = f.Interface.Made || a.Rebooted || a.HostGone // a rebooted host has its devices as they were
-	d := a.KnownDevice()
+	f.Interface.Dies = f.Interface.Made || a.Kernel.isOver() // a rebooted host has its devices as they were
+	d := a.Kernel.Device()
 	switch {
 	case d == nil:
 	case d.Settled:

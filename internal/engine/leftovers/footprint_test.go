@@ -27,8 +27,8 @@ func attachment(t *testing.T, plugins string) *Attachment {
 	t.Helper()
 	list := expect.Value(conflist.Parse([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [` + plugins + `]}`)))(t)
 	return &Attachment{
-		Attachment: chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: "c1", IfName: "eth0"}},
-		List:       list, Result: json.RawMessage(result), Recorded: true,
+		Params: chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: "c1", IfName: "eth0"}},
+		List:   list, Result: json.RawMessage(result), Recorded: true,
 	}
 }
 
@@ -37,11 +37,11 @@ func TestOf(t *testing.T) {
 	ends := []Link{{Name: "br0"}, {Name: "veth1", MAC: "0a:00:00:00:00:01"}}
 	port := netfilter.HostPort{HostPort: 53, ContainerPort: 5353, Protocol: "udp"}
 	udp := func(a *Attachment) {
-		a.CapabilityArgs = map[string]any{ports.Capability: json.RawMessage(`[{"hostPort": 53, "containerPort": 5353, "protocol": "UDP"}]`)}
+		a.Params.CapabilityArgs = map[string]any{ports.Capability: json.RawMessage(`[{"hostPort": 53, "containerPort": 5353, "protocol": "UDP"}]`)}
 	}
 	lent := &Device{Kind: "device", PermMAC: "3c:ec:ef:00:00:01", HostName: "eno1"}
 	noted := func(d Device) func(*Attachment) {
-		return func(a *Attachment) { a.Device, _ = json.Marshal(d) }
+		return func(a *Attachment) { a.Kernel.Noted, _ = json.Marshal(d) }
 	}
 	settled := *lent
 	settled.Settled = true
@@ -70,7 +70,7 @@ func TestOf(t *testing.T) {
 		"no ports":              {plugins: `{"type": "other"}, {"type": "portmap"}`, want: Footprint{Rules: Rules{Possible: true}}},
 		"ports without portmap": {plugins: `{"type": "other"}`, with: udp, want: Footprint{Rules: Rules{Ports: []netfilter.HostPort{port}}}},
 		"ports that cannot be read": {
-			plugins: `{"type": "portmap"}`, with: func(a *Attachment) { a.CapabilityArgs = map[string]any{ports.Capability: "x"} },
+			plugins: `{"type": "portmap"}`, with: func(a *Attachment) { a.Params.CapabilityArgs = map[string]any{ports.Capability: "x"} },
 			want: Footprint{Rules: Rules{Possible: true, UDP: true, AnyPort: true}},
 		},
 		"ports without a record": {
@@ -79,7 +79,7 @@ func TestOf(t *testing.T) {
 		},
 		"firewall": {plugins: `{"type": "firewall"}`, want: Footprint{Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}, Rules: Rules{Possible: true}, Zones: []string{firewalld.DefaultZone}}},
 		"firewall after a reboot": {
-			plugins: `{"type": "firewall"}`, with: func(a *Attachment) { a.Rebooted = true },
+			plugins: `{"type": "firewall"}`, with: func(a *Attachment) { a.Kernel.Rebooted = true },
 			want: Footprint{Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}, Interface: Interface{Dies: true}, Rules: Rules{Possible: true}},
 		},
 		"firewalld's zone": {
@@ -89,14 +89,16 @@ func TestOf(t *testing.T) {
 		"firewall without firewalld": {
 			plugins: `{"type": "firewall"}`,
 			with: func(a *Attachment) {
-				a.Ran = []record.Plugin{{Type: "firewall", Kind: record.KindBuiltIn, Backend: netfilter.DetectedIPTables}}
+				a.Ran.Plugins = []record.Plugin{{Type: "firewall", Kind: record.KindBuiltIn, Backend: netfilter.DetectedIPTables}}
 			},
 			want: Footprint{Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}, Rules: Rules{Possible: true}},
 		},
 		"a shaper":             {plugins: `{"type": "bandwidth", "egressRate": 8}`, want: Footprint{Shaper: Shaper{Possible: true, Egress: true}}},
 		"a shaper for ingress": {plugins: `{"type": "bandwidth", "ingressRate": 8}`, want: Footprint{Shaper: Shaper{Possible: true}}},
 		"a shaper by capability": {
-			plugins: `{"type": "bandwidth"}`, with: func(a *Attachment) { a.CapabilityArgs = map[string]any{"bandwidth": map[string]any{"egressRate": 8}} },
+			plugins: `{"type": "bandwidth"}`, with: func(a *Attachment) {
+				a.Params.CapabilityArgs = map[string]any{"bandwidth": map[string]any{"egressRate": 8}}
+			},
 			want: Footprint{Shaper: Shaper{Possible: true, Egress: true}},
 		},
 		"a device that the configuration names": {
@@ -109,7 +111,7 @@ func TestOf(t *testing.T) {
 		},
 		"a device that is back": {plugins: `{"type": "host-device"}`, with: noted(settled), want: Footprint{Interface: Interface{HostName: "eno1"}}},
 		"a device after a reboot": {
-			plugins: `{"type": "host-device"}`, with: func(a *Attachment) { noted(*lent)(a); a.Rebooted = true },
+			plugins: `{"type": "host-device"}`, with: func(a *Attachment) { noted(*lent)(a); a.Kernel.Rebooted = true },
 			want: Footprint{Interface: Interface{Dies: true}},
 		},
 	} {
@@ -134,14 +136,14 @@ func TestCovers(t *testing.T) {
 		"made interfaces":      {`{"type": "bridge"}, {"type": "tuning"}`, nil, "bridge ptp macvlan ipvlan loopback portmap firewall bandwidth tuning", "vlan other dhcp"},
 		"an unknown interface": {`{"type": "other"}, {"type": "tuning"}`, nil, "host-device", "other tuning"},
 		"an unknown device":    {device, nil, "", "host-device tuning"},
-		"a known device":       {device, func(a *Attachment) { a.Device = json.RawMessage(`{"hostName": "eno1"}`) }, "host-device tuning", ""},
-		"after a reboot":       {device, func(a *Attachment) { a.Rebooted = true }, "host-device tuning", ""},
+		"a known device":       {device, func(a *Attachment) { a.Kernel.Noted = json.RawMessage(`{"hostName": "eno1"}`) }, "host-device tuning", ""},
+		"after a reboot":       {device, func(a *Attachment) { a.Kernel.Rebooted = true }, "host-device tuning", ""},
 		"the caller's bridge": {`{"type": "bridge"}, {"type": "tuning"}`, func(a *Attachment) {
-			a.IsRegistered = func(typ string) bool { return typ == "bridge" }
+			a.Ran.IsRegistered = func(typ string) bool { return typ == "bridge" }
 		}, "portmap", "bridge tuning"},
 		"the caller's now": {`{"type": "bridge"}`, func(a *Attachment) {
-			a.IsRegistered = func(string) bool { return true }
-			a.Ran = []record.Plugin{{Type: "bridge", Kind: record.KindExecutable}}
+			a.Ran.IsRegistered = func(string) bool { return true }
+			a.Ran.Plugins = []record.Plugin{{Type: "bridge", Kind: record.KindExecutable}}
 		}, "bridge", ""},
 	} {
 		a := attachment(t, c.plugins)
@@ -244,7 +246,7 @@ func TestMadeInterface(t *testing.T) {
 			`{"cniVersion": "1.1.0", "interfaces": [{"name": "eth0", "sandbox": "/ns", "pciID": "0000:00:1f.6"}]}`, false},
 	} {
 		a := attachment(t, tt.plugins)
-		a.IfName, a.Result = tt.ifName, json.RawMessage(tt.result)
+		a.Params.IfName, a.Result = tt.ifName, json.RawMessage(tt.result)
 		expect.Same(t, tt.name, a.MadeInterface(), tt.want)
 	}
 }

@@ -86,7 +86,7 @@ func hostEnds(host *container.Host, container *netns.Handle, all []*Attachment) 
 
 func (a *Attachment) onlyLoopback() bool {
 	return !slices.ContainsFunc(a.List.Plugins, func(p *libcni.PluginConfig) bool {
-		return conflist.Known(p.Network.Type).Makes != conflist.Lo || a.IsCallers(p.Network.Type)
+		return conflist.Known(p.Network.Type).Makes != conflist.Lo || a.Ran.IsCallers(p.Network.Type)
 	})
 }
 
@@ -97,7 +97,7 @@ func (a *Attachment) tiedToHost() error {
 	for i, p := range a.List.Plugins {
 		typ := p.Network.Type
 		switch makes := conflist.Known(typ).Makes; {
-		case a.IsCallers(typ):
+		case a.Ran.IsCallers(typ):
 			return a.noEnd("plugin %q is the caller's", typ)
 		case i == 0 && makes != conflist.Veth:
 			return a.noEnd("plugin %q keeps no interface on the host", typ)
@@ -125,7 +125,7 @@ func (a *Attachment) hostEnd(host *container.Host, container *netns.Handle) (ind
 		} // else the bridge, which may have the address of another container's end
 	}
 	if container != nil { // results of old CNI versions list no interfaces
-		if index, err := host.EndOf(container, a.IfName); index != 0 || err != nil {
+		if index, err := host.EndOf(container, a.Params.IfName); index != 0 || err != nil {
 			return index, err
 		}
 	}
@@ -147,7 +147,7 @@ func (a *Attachment) hostEnd(host *container.Host, container *netns.Handle) (ind
 	if gone {
 		return 0, nil
 	}
-	return 0, a.noEnd("the host's end of %s is not known", a.IfName)
+	return 0, a.noEnd("the host's end of %s is not known", a.Params.IfName)
 }
 
 // isDevice reports whether an interface was added to its namespace. The kernel

@@ -14,8 +14,8 @@ import (
 // the type "callers".
 func chained(all ...string) *Attachment {
 	a := &Attachment{
-		List:         &libcni.NetworkConfigList{Name: "net"},
-		IsRegistered: func(typ string) bool { return typ == "callers" },
+		List: &libcni.NetworkConfigList{Name: "net"},
+		Ran:  Ran{IsRegistered: func(typ string) bool { return typ == "callers" }},
 	}
 	for _, typ := range all {
 		a.List.Plugins = append(a.List.Plugins, &libcni.PluginConfig{Network: &types.PluginConf{Type: typ}})

@@ -80,7 +80,7 @@ func (t *Target) shaper(context.Context) (items []Item, err error) {
 		if l == nil || l.Kind != "ifb" {
 			continue
 		}
-		ours := name == own || t.reported(*l)
+		ours := name == own || t.Footprint.Interface.reports(*l)
 		if !ours && t.Footprint.Shaper.Egress {
 			taken, err := t.Others.HaveShaper(name, l.MAC.String())
 			if err != nil {
@@ -95,10 +95,10 @@ func (t *Target) shaper(context.Context) (items []Item, err error) {
 	return items, nil
 }
 
-// reported reports whether the attachment's result has an interface of the host,
-// by name and hardware address.
-func (t *Target) reported(l links.Link) bool {
-	return slices.ContainsFunc(t.Footprint.Interface.HostEnds, func(r Link) bool {
+// reports reports whether the attachment's result has an interface of the host, by name
+// and hardware address.
+func (i Interface) reports(l links.Link) bool {
+	return slices.ContainsFunc(i.HostEnds, func(r Link) bool {
 		return r.Name == l.Name && strings.EqualFold(r.MAC, l.MAC.String())
 	})
 }
@@ -107,7 +107,7 @@ func (t *Target) reported(l links.Link) bool {
 // reference plugin deletes, and the attachment's result does not have it.
 func (t *Target) NotItsShaper() (bool, error) {
 	l, err := t.Conns.Lookup(t.Host, bandwidth.Device(t.Footprint.Network, t.Footprint.ContainerID))
-	return err == nil && l != nil && !t.reported(*l), err
+	return err == nil && l != nil && !t.Footprint.Interface.reports(*l), err
 }
 
 // flushFlows makes conntrack forget the UDP flows that it sends to the target's

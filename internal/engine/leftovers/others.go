@@ -114,10 +114,8 @@ func (o *Others) InNetwork(subnet netip.Prefix) (yes bool, err error) {
 // maybeForwarded reports whether a recorded attachment may have the rules of the plugin
 // firewall.
 func maybeForwarded(n *record.Attachment) bool {
-	if len(n.Plugins) == 0 {
-		return true // of an earlier version
-	}
-	return slices.ContainsFunc(n.Plugins, func(p record.Plugin) bool { return p.Type == conflist.Firewall && p.Kind != record.KindRegistered })
+	p, known := Ran{Plugins: n.Plugins}.Plugin(conflist.Firewall)
+	return !known || p.Type != "" && p.Kind != record.KindRegistered // an earlier version's names none
 }
 
 // Notes returns the notes under a key of attachments, this one excepted, whose plugins ran

@@ -178,16 +178,16 @@ func (t Target) Held() (held []netip.Addr, err error) {
 	return held, err
 }
 
-// taken returns those of the target's addresses that are reserved for another attachment.
-func (t *Target) taken() (taken []netip.Addr, err error) {
+// taken returns those of the addresses that are reserved for another attachment.
+func (f *Footprint) taken() (taken []netip.Addr, err error) {
 	var errs []error
-	for _, dir := range t.Footprint.IPAMDirs {
-		for _, addr := range t.Footprint.Addresses {
+	for _, dir := range f.IPAMDirs {
+		for _, addr := range f.Addresses {
 			r, ok, err := readReservation(dir, addr.String())
 			if err != nil {
 				errs = append(errs, fmt.Errorf("find the owner of the reserved address %s: %w", addr, err))
 			}
-			if ok && r.content != "" && !r.holds(t.Footprint.Owner) {
+			if ok && r.content != "" && !r.holds(f.Owner) {
 				taken = append(taken, addr)
 			}
 		}

@@ -34,13 +34,13 @@ func (a *Attachment) Wants() (all []Wanted, err error) {
 	var errs []error
 	for i, p := range a.List.Plugins {
 		w := Wanted{Type: p.Network.Type}
-		if a.IsCallers(w.Type) {
+		if a.Ran.IsCallers(w.Type) {
 			continue // its rules are unknown
 		}
-		config, err := (&chain.Chain{List: a.List}).Request(i, &a.Attachment)
+		config, err := (&chain.Chain{List: a.List}).Request(i, &a.Params)
 		if err == nil {
 			w.Rules, err = builtin.Wants(&plugin.Request{
-				ContainerID: a.ContainerID, IfName: a.IfName, NetNS: a.NetNS, Name: a.List.Name,
+				ContainerID: a.Params.ContainerID, IfName: a.Params.IfName, NetNS: a.Params.NetNS, Name: a.List.Name,
 				Type: w.Type, CNIVersion: a.List.CNIVersion, Config: config, PrevResult: result,
 			})
 		}
@@ -76,7 +76,7 @@ func Siblings(network string, others []*Attachment) (s netfilter.Siblings, err e
 		s.Rules = append(s.Rules, rules...)
 		if err != nil {
 			s.Unknown = true
-			errs = append(errs, fmt.Errorf("interface %s: %w", b.IfName, err))
+			errs = append(errs, fmt.Errorf("interface %s: %w", b.Params.IfName, err))
 		}
 	}
 	return s, errors.Join(errs...)
@@ -91,7 +91,7 @@ type Lost func(sibling *Attachment, w Wanted) bool
 // of the caller's plugins are unknown.
 func (a *Attachment) LostWith(typ string) Lost {
 	deleted := conflist.Known(typ).Rules
-	if deleted != conflist.HostPorts && deleted != conflist.Masquerade || a.IsBuiltIn(typ) || a.IsCallers(typ) {
+	if deleted != conflist.HostPorts && deleted != conflist.Masquerade || a.Ran.IsBuiltIn(typ) || a.Ran.IsCallers(typ) {
 		return nil
 	}
 	return func(sibling *Attachment, w Wanted) bool {
@@ -135,7 +135,7 @@ func MakeAgain(ctx context.Context, host *netns.Handle, siblings []*Attachment, 
 		}
 		for _, err := range own {
 			if err != nil {
-				errs = append(errs, &SiblingError{s.List.Name, s.IfName, err})
+				errs = append(errs, &SiblingError{s.List.Name, s.Params.IfName, err})
 			}
 		}
 	}
@@ -152,8 +152,8 @@ func (a *Attachment) makeAgain(ctx context.Context, host *netns.Handle, w Wanted
 		return err
 	}
 	log.Info("making rules again that the removal of another attachment has deleted",
-		"network", a.List.Name, "interface", a.IfName, "plugin", w.Type)
-	if !a.IsBuiltIn(w.Type) {
+		"network", a.List.Name, "interface", a.Params.IfName, "plugin", w.Type)
+	if !a.Ran.IsBuiltIn(w.Type) {
 		if err := contract.NoteRestored(given.Record, w.Type); err != nil {
 			return err
 		}

@@ -43,7 +43,7 @@ func TestLostWith(t *testing.T) {
 	const chain = `{"type": "bridge"}, {"type": "portmap"}, {"type": "firewall"}`
 	a, sibling, elsewhere := attachment(t, chain), attachment(t, chain), attachment(t, chain)
 	elsewhere.List.Name = "other"
-	a.Ran = []record.Plugin{
+	a.Ran.Plugins = []record.Plugin{
 		{Type: "bridge", Kind: record.KindExecutable}, {Type: "portmap", Kind: record.KindExecutable}, {Type: "firewall", Kind: record.KindExecutable},
 	}
 	for _, tt := range []struct {
@@ -63,7 +63,7 @@ func TestLostWith(t *testing.T) {
 	}
 	expect.That(t, a.LostWith("firewall") == nil, "a DEL of firewall deletes rules of siblings")
 	for _, kind := range []string{record.KindBuiltIn, record.KindRegistered} {
-		a.Ran[1].Kind = kind
+		a.Ran.Plugins[1].Kind = kind
 		expect.That(t, a.LostWith("portmap") == nil, "a DEL of portmap, %s, deletes rules of siblings", kind)
 	}
 }

@@ -15,7 +15,8 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Target is an attachment, and where and how to look for its leftovers.
+// Target is an attachment, and where and how to look for its leftovers. Whoever makes it
+// owns the namespaces and the sockets, and closes them after the last use.
 type Target struct {
 	Footprint Footprint
 
@@ -94,7 +95,7 @@ func (t *Target) inUse(recorded func() ([]netip.Addr, error)) ([]netip.Addr, err
 	if err != nil {
 		return nil, err
 	}
-	reserved, err := t.taken()
+	reserved, err := t.Footprint.taken()
 	return append(all, reserved...), err
 }
 

@@ -101,10 +101,10 @@ func (t *Target) askFirewalld(ctx context.Context, fn func(*firewalld.Conn) erro
 // far. An executable whose configuration names no backend does not report the one
 // that it has chosen.
 func (a *Attachment) zones() (zones []string, certain bool) {
-	if a.IsCallers(conflist.Firewall) {
+	if a.Ran.IsCallers(conflist.Firewall) {
 		return nil, false
 	}
-	ran, _ := a.Plugin(conflist.Firewall)
+	ran, _ := a.Ran.Plugin(conflist.Firewall)
 	return zonesOf(a.List.Plugins, ran)
 }
 
@@ -120,12 +120,7 @@ func maybeZoned(n *record.Attachment) bool {
 	if err != nil {
 		return true // unknown
 	}
-	var ran record.Plugin
-	for _, p := range n.Plugins {
-		if p.Type == conflist.Firewall {
-			ran = p
-		}
-	}
+	ran, _ := Ran{Plugins: n.Plugins}.Plugin(conflist.Firewall)
 	zones, _ := zonesOf(list.Plugins, ran)
 	return len(zones) > 0
 }
