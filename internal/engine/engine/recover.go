@@ -97,7 +97,7 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 	return nil
 }
 
-// each recovers containers in thread. It returns the outcomes, in order, of the
+// each recovers containers in parallel. It returns the outcomes, in order, of the
 // containers that it reached before ctx ended. asking is the context of CHECKs.
 func (c *recovery) each(ctx, asking context.Context, ids []record.ID, last bool) []outcome {
 	workers := atOnce
