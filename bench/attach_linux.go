@@ -149,8 +149,8 @@ func (s spec) oneLine(n int) (attachment, error) {
 	return s.runtime(n, cni.WithPluginDir([]string{s.Plugins}), cni.WithInterfacePrefix("eth"))
 }
 
-// ours is this library. A call fails here if a plugin's has failed, even if the sweep made
-// up for it: a DEL that leaves its work to the sweep is not what is measured.
+// ours is this library. A call also fails if one of its plugins fails and the sweep cleans up:
+// the benchmark measures the plugins' DELs.
 func (s spec) ours(n int) (attachment, error) {
 	var failed sync.Map // the errors of plugins, by container
 	opts := []cni.Opt{

@@ -24,8 +24,8 @@ type Options struct {
 // queueing disciplines, the rules and chains of iptables, ip6tables (of both
 // variants) and nftables, files with a checksum of their content, mounts,
 // pinned namespaces. One line for each, sorted; nothing in them changes by
-// itself, so that two audits of an idle host are equal. It omits what is made with the
-// first container and stays: bridges, chains that containers share, locks.
+// itself, so that two audits of an idle host are equal. It omits objects that
+// the first container makes and the last one leaves: bridges, shared chains, locks.
 //
 // A line "missing" names a tool that Audit would need to see everything, and a line
 // "unreadable" a file or directory that this user may not read.

@@ -41,7 +41,7 @@ func Example_removals() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	wanted := func(id string) bool { return true } // what the program remembers
+	wanted := func(id string) bool { return true } // looks in the program's own list
 
 	for range time.Tick(10 * time.Second) {
 		retried, err := rt.RetryRemovals(context.Background())

@@ -303,7 +303,8 @@ func TestRecoverAndBrokenContainers(t *testing.T) {
 	}
 }
 
-// TestRecoverRemovesNoContainerForACheck, nor for what is missing.
+// TestRecoverRemovesNoContainerForACheck: a failing CHECK or a missing part does not end a
+// living container.
 func TestRecoverRemovesNoContainerForACheck(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	s.On("p", "CHECK", testhost.Says(5, "no"))

@@ -140,7 +140,7 @@ type Place struct {
 	HostGone bool    // the recorded host namespace is gone, with everything that plugins made there
 
 	callers *Host     // the caller's host namespace while Host is the recorded one
-	of      *Recorded // what is attached there
+	of      *Recorded // the record of the container
 }
 
 // Inside returns the open namespace if an attachment's path leads there: libcni's

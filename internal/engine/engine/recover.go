@@ -97,7 +97,7 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 	return nil
 }
 
-// each recovers containers in thread. It returns the outcomes, in order, of the
+// each recovers containers in parallel. It returns the outcomes, in order, of the
 // containers that it reached before ctx ended. asking is the context of CHECKs.
 func (c *recovery) each(ctx, asking context.Context, ids []record.ID, last bool) []outcome {
 	workers := atOnce
@@ -207,7 +207,7 @@ func (op *operation) recorded(is func(*record.Attachment) bool) attachments {
 	return slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return !is(a.entry()) })
 }
 
-// judge makes again what is missing of the attachments that stay, and returns why they are
+// judge adds the missing parts of the attachments that stay. doubt is the reason why they are
 // not known to be healthy. The container is locked.
 func (c *recovery) judge(ctx, asking context.Context, op *operation, going attachments) (repaired []Difference, doubt error) {
 	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })

@@ -84,8 +84,8 @@ func (r Remaining) MarshalJSON() ([]byte, error) {
 	}{r.Difference, textOf(r.Reason)})
 }
 
-// Repair adds what is missing of one container, and asks its plugins for CHECK. The report
-// is valid with an error.
+// Repair adds the missing parts of one container, and asks its plugins for CHECK. The report
+// is valid even if there is an error.
 func (eng *Engine) Repair(ctx context.Context, id record.ID, o RepairOptions) (*RepairReport, error) {
 	op, err := eng.beginRepair(ctx, id, true)
 	if err != nil {
