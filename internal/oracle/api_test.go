@@ -27,7 +27,8 @@ const (
 func TestAPIHasAllOfGoCNI(t *testing.T) {
 	for _, goos := range []string{"linux", "windows", "darwin"} {
 		t.Run(goos, func(t *testing.T) {
-			before, now := loadAPIs(t, goos)
+			packages := loadAPIs(t, goos, ".", goCNI, ours)
+			before, now := packages[goCNI], packages[ours]
 			runtime := types.NewPointer(now.Scope().Lookup("Runtime").Type())
 			expect.That(t, types.AssignableTo(runtime, now.Scope().Lookup("CNI").Type()), "*Runtime is no CNI")
 			methods := 0
@@ -48,11 +49,40 @@ func TestAPIHasAllOfGoCNI(t *testing.T) {
 	}
 }
 
-// loadAPIs reads both packages from the go command's export data. One importer
-// reads both, so that a third package's type is the same in both.
-func loadAPIs(t *testing.T, goos string) (before, now *types.Package) {
+// TestAPIOfTheModuleGocni: it has each name of go-cni, with an assignable type. Options that are
+// functions of a type without a name there are variables here.
+func TestAPIOfTheModuleGocni(t *testing.T) {
+	for _, goos := range []string{"linux", "windows", "darwin"} {
+		t.Run(goos, func(t *testing.T) {
+			before := loadAPIs(t, goos, ".", goCNI)[goCNI].Scope()
+			packages := loadAPIs(t, goos, "../../gocni", goCNI, ours)
+			now, same := packages[goCNI].Scope(), packages[ours].Scope()
+			for _, name := range before.Names() {
+				switch was, is := before.Lookup(name), now.Lookup(name); {
+				case !was.Exported():
+				case is == nil:
+					t.Errorf("%s is missing", name)
+				case name == "New":
+					if want := "func(config ..." + goCNI + ".Opt) (" + goCNI + ".CNI, error)"; is.Type().String() != want {
+						t.Errorf("New is a %s, want a %s", is.Type(), want)
+					}
+				case !types.AssignableTo(same.Lookup(name).Type(), is.Type()):
+					t.Errorf("%s is a %s there, and a %s in %s", name, is.Type(), same.Lookup(name).Type(), ours)
+				}
+			}
+			if n := len(before.Names()); n < 50 {
+				t.Errorf("only %d names compared: go-cni exports more", n)
+			}
+		})
+	}
+}
+
+// loadAPIs reads packages from the go command's export data, as the module in dir sees them. One
+// importer reads all of them, so that a third package's type is the same in each.
+func loadAPIs(t *testing.T, goos, dir string, paths ...string) map[string]*types.Package {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", goCNI, ours)
+	cmd := exec.Command("go", append([]string{"list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}"}, paths...)...)
+	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "GOOS="+goos, "GOARCH=amd64", "CGO_ENABLED=0")
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
@@ -66,9 +96,10 @@ func loadAPIs(t *testing.T, goos string) (before, now *types.Package) {
 	imp := importer.ForCompiler(token.NewFileSet(), "gc", func(path string) (io.ReadCloser, error) {
 		return os.Open(files[path])
 	})
-	for path, pkg := range map[string]**types.Package{goCNI: &before, ours: &now} {
-		*pkg, err = imp.Import(path)
+	loaded := map[string]*types.Package{}
+	for _, path := range paths {
+		loaded[path], err = imp.Import(path)
 		expect.NoError(t, err)
 	}
-	return before, now
+	return loaded
 }
