@@ -9,8 +9,8 @@ PACKAGES   ?= ./...
 ELSEWHERE  := windows darwin
 # The root's go.mod holds what an importer links, and no more; these hold the
 # rest. The last two have requirements alone, and no packages. Of what the library
-# imports, thick/metrics and thick/kube require the root's versions, and the others those of
-# internal/oracle, so that the library is compiled and checked twice rather than for each.
+# imports, all but thick/multus require the root's versions, so that the library is
+# compiled and checked once for all of them.
 MODULES    ?= . internal/oracle thick/multus bench thick/metrics thick/kube gocni examples/faas
 REQUIRING  := internal/refplugins/mains internal/lint
 # What the race detector sees: each package of the library under its own tests and those

@@ -1,4 +1,4 @@
-package netns
+package netns_test
 
 import (
 	"io/fs"
@@ -12,24 +12,33 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/netns"
 )
 
 // pins makes namespaces in a directory, and removes everything in it after the test.
-func pins(t *testing.T, names ...string) (dir string, ids map[string]ID) {
+func pins(t *testing.T, names ...string) (dir string, ids map[string]netns.ID) {
 	t.Helper()
-	dir, ids = t.TempDir(), map[string]ID{}
+	dir, ids = t.TempDir(), map[string]netns.ID{}
 	for _, name := range names {
-		h := expect.Value(Create(filepath.Join(dir, name)))(t)
+		h := expect.Value(netns.Create(filepath.Join(dir, name)))(t)
 		ids[name] = h.ID()
 		expect.NoError(t, h.Close())
 	}
 	t.Cleanup(func() {
-		all := expect.Value(List(dir))(t)
+		all := expect.Value(netns.List(dir))(t)
 		for _, e := range all {
-			expect.NoError(t, Remove(e.Path))
+			expect.NoError(t, netns.Remove(e.Path))
 		}
 	})
 	return dir, ids
+}
+
+// leadsTo returns the namespace at a path.
+func leadsTo(t *testing.T, path string) netns.ID {
+	t.Helper()
+	h := expect.Value(netns.Open(path))(t)
+	expect.NoError(t, h.Close())
+	return h.ID()
 }
 
 func TestListFindsPinsAndTheFilesThatTheyLeave(t *testing.T) {
@@ -40,29 +49,29 @@ func TestListFindsPinsAndTheFilesThatTheyLeave(t *testing.T) {
 	expect.NoError(t, os.Symlink(at("a"), at("link")))
 	expect.NoError(t, os.Mkdir(at("dir"), 0o700))
 	expect.NoError(t, unix.Mkfifo(at("fifo"), 0o600))
-	got := expect.Value(List(dir))(t)
-	expect.Same(t, "list", got, []Entry{{at("a"), ids["a"]}, {at("b"), ids["b"]}, {Path: at("empty")}})
-	got = expect.Value(List(at("missing")))(t)
+	got := expect.Value(netns.List(dir))(t)
+	expect.Same(t, "list", got, []netns.Entry{{at("a"), ids["a"]}, {at("b"), ids["b"]}, {Path: at("empty")}})
+	got = expect.Value(netns.List(at("missing")))(t)
 	expect.Same(t, "a missing directory", len(got), 0)
-	expect.Is(t, expect.Err(List(at("full"))), unix.ENOTDIR)
+	expect.Is(t, expect.Err(netns.List(at("full"))), unix.ENOTDIR)
 }
 
 func TestRemoveIfTakesOnlyThatNamespace(t *testing.T) {
 	dir, ids := pins(t, "ns", "other")
 	path, other := filepath.Join(dir, "ns"), filepath.Join(dir, "other")
-	removed := expect.Value(RemoveIf(path, ids["other"]))(t)
+	removed := expect.Value(netns.RemoveIf(path, ids["other"]))(t)
 	expect.Same(t, "another's", removed, false)
 	// Another on top hides it.
 	expect.NoError(t, unix.Mount(other, path, "", unix.MS_BIND, ""))
-	removed = expect.Value(RemoveIf(path, ids["ns"]))(t)
+	removed = expect.Value(netns.RemoveIf(path, ids["ns"]))(t)
 	expect.Same(t, "below another", removed, false)
 	// On top of another, the other stays.
-	removed = expect.Value(RemoveIf(path, ids["other"]))(t)
+	removed = expect.Value(netns.RemoveIf(path, ids["other"]))(t)
 	expect.Same(t, "on top", removed, true)
-	id := expect.Value(pinnedAt(path))(t)
+	id := leadsTo(t, path)
 	expect.Same(t, "below", id, ids["ns"])
 	expect.NoError(t, unix.Mount(path, path, "", unix.MS_BIND, "")) // twice the same
-	removed = expect.Value(RemoveIf(path, ids["ns"]))(t)
+	removed = expect.Value(netns.RemoveIf(path, ids["ns"]))(t)
 	expect.Same(t, "alone", removed, true)
 	for _, what := range []string{"gone", "an empty file", "a directory", "a link"} {
 		switch what {
@@ -73,13 +82,13 @@ func TestRemoveIfTakesOnlyThatNamespace(t *testing.T) {
 		case "a link":
 			expect.NoError(t, os.Symlink(other, path))
 		}
-		removed = expect.Value(RemoveIf(path, ids["other"]))(t)
+		removed = expect.Value(netns.RemoveIf(path, ids["other"]))(t)
 		expect.Same(t, what, removed, false)
 		if what != "gone" {
 			expect.NoError(t, os.Remove(path))
 		}
 	}
-	id = expect.Value(pinnedAt(other))(t)
+	id = leadsTo(t, other)
 	expect.Same(t, "the other", id, ids["other"])
 }
 
@@ -91,9 +100,9 @@ const removeEnv = "EMBEDCNI_TEST_REMOVE"
 // namespace inherits.
 func TestAPinOfAMorePrivilegedMountNamespaceIsBusy(t *testing.T) {
 	if path := os.Getenv(removeEnv); path != "" {
-		id := expect.Value(pinnedAt(path))(t)
-		expect.Is(t, Remove(path), ErrBusy)
-		expect.Is(t, expect.Err(RemoveIf(path, id)), ErrBusy)
+		id := leadsTo(t, path)
+		expect.Is(t, netns.Remove(path), netns.ErrBusy)
+		expect.Is(t, expect.Err(netns.RemoveIf(path, id)), netns.ErrBusy)
 		return
 	}
 	dir, ids := pins(t, "ns")
@@ -106,27 +115,25 @@ func TestAPinOfAMorePrivilegedMountNamespaceIsBusy(t *testing.T) {
 	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
 		t.Errorf("%v: %s", err, out)
 	}
-	id, err := pinnedAt(path)
-	expect.NoError(t, err)
-	expect.Same(t, "afterwards", id, ids["ns"])
+	expect.Same(t, "afterwards", leadsTo(t, path), ids["ns"])
 }
 
 func TestPinKeepsTheNamespaceWhenItsOwnPathIsGone(t *testing.T) {
 	dir := t.TempDir()
-	h := expect.Value(Create(filepath.Join(dir, "own")))(t)
+	h := expect.Value(netns.Create(filepath.Join(dir, "own")))(t)
 	want := h.ID()
 	kept := filepath.Join(dir, "deep", "down", "kept")
 	for range 2 { // the second call finds it done
-		expect.NoError(t, Pin(h, kept))
+		expect.NoError(t, netns.Pin(h, kept))
 	}
-	for _, err := range []error{Remove(filepath.Join(dir, "own")), h.Close()} {
+	for _, err := range []error{netns.Remove(filepath.Join(dir, "own")), h.Close()} {
 		expect.NoError(t, err)
 	}
-	again := expect.Value(Open(kept))(t)
+	again := expect.Value(netns.Open(kept))(t)
 	if again.ID() != want {
 		t.Errorf("namespace %s, want %s", again.ID(), want)
 	}
-	for _, err := range []error{again.Close(), Remove(kept)} {
+	for _, err := range []error{again.Close(), netns.Remove(kept)} {
 		if err != nil {
 			t.Error(err)
 		}
@@ -138,15 +145,15 @@ func TestPinUsesAnEmptyFileAndRefusesAnotherNamespace(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "kept")
 	expect.NoError(t, os.WriteFile(path, nil, 0o600))
-	var handles []*Handle
+	var handles []*netns.Handle
 	for _, name := range []string{"a", "b"} {
-		h := expect.Value(Create(filepath.Join(dir, name)))(t)
+		h := expect.Value(netns.Create(filepath.Join(dir, name)))(t)
 		handles = append(handles, h)
 	}
-	expect.NoError(t, Pin(handles[0], path))
-	expect.Is(t, Pin(handles[1], path), fs.ErrExist)
+	expect.NoError(t, netns.Pin(handles[0], path))
+	expect.Is(t, netns.Pin(handles[1], path), fs.ErrExist)
 	for _, err := range []error{
-		Remove(path), Remove(filepath.Join(dir, "a")), Remove(filepath.Join(dir, "b")),
+		netns.Remove(path), netns.Remove(filepath.Join(dir, "a")), netns.Remove(filepath.Join(dir, "b")),
 		handles[0].Close(), handles[1].Close(),
 	} {
 		if err != nil {

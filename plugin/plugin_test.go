@@ -1,4 +1,4 @@
-package plugin
+package plugin_test
 
 import (
 	"encoding/json"
@@ -13,6 +13,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/plugin"
 )
 
 // wantError checks that an error is the specification's, with these fields.
@@ -25,7 +26,7 @@ func wantError(t *testing.T, err error, want types.Error) {
 }
 
 func TestErrorfIsAnErrorOfTheSpecificationAndItsCause(t *testing.T) {
-	coded := Errorf(types.ErrTryAgainLater, "open %s: %w", "x", fs.ErrNotExist)
+	coded := plugin.Errorf(types.ErrTryAgainLater, "open %s: %w", "x", fs.ErrNotExist)
 	want := types.Error{Code: types.ErrTryAgainLater, Msg: "open x: file does not exist"}
 	wantError(t, coded, want)
 	expect.Same(t, "text", coded.Error(), want.Msg)
@@ -38,13 +39,13 @@ func TestErrorfIsAnErrorOfTheSpecificationAndItsCause(t *testing.T) {
 // and the inner error can still be matched.
 func TestErrorfGivesACodeToAnErrorThatHasAnother(t *testing.T) {
 	inner := &types.Error{Code: 7, Msg: "inner", Details: "why"}
-	outer := Errorf(100, "outer: %w", inner)
+	outer := plugin.Errorf(100, "outer: %w", inner)
 	wantError(t, outer, types.Error{Code: 100, Msg: "outer: inner; why"})
 	expect.Is(t, outer, inner)
 }
 
 func TestDecode(t *testing.T) {
-	r := &Request{Type: "mark", Config: json.RawMessage(`{"type": "mark", "mark": 7}`)}
+	r := &plugin.Request{Type: "mark", Config: json.RawMessage(`{"type": "mark", "mark": 7}`)}
 	var conf struct{ Mark int }
 	expect.NoError(t, r.Decode(&conf))
 	expect.Same(t, "mark", conf.Mark, 7)
@@ -77,7 +78,7 @@ func asJSON(t *testing.T, v any) string {
 
 // TestChainedIsACopyThatSharesNothing changes every part of the copy.
 func TestChainedIsACopyThatSharesNothing(t *testing.T) {
-	r := &Request{Type: "mark", PrevResult: result()}
+	r := &plugin.Request{Type: "mark", PrevResult: result()}
 	chained := expect.Value(r.Chained())(t)
 	want := asJSON(t, result())
 	expect.Same(t, "result", asJSON(t, chained), want)
@@ -115,7 +116,7 @@ func scribble(v reflect.Value) {
 }
 
 func TestChainedNeedsAResult(t *testing.T) {
-	result, err := (&Request{Type: "mark"}).Chained()
+	result, err := (&plugin.Request{Type: "mark"}).Chained()
 	wantError(t, err, types.Error{Code: types.ErrInvalidNetworkConfig, Msg: `plugin "mark" must follow another plugin: there is no result before it`})
 	expect.Same(t, "result", result, nil)
 }
