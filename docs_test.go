@@ -1,12 +1,14 @@
 package cni
 
 import (
+	"fmt"
 	"go/ast"
 	"go/doc"
 	"go/parser"
 	"go/token"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -14,19 +16,27 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 )
 
+// public are the directories of the packages that users import.
+var public = []string{".", "cnitest", "etcfiles", "guard", "netconf", "netns", "outcome", "plugin", "reconcile",
+	"thick/backend", "thick/kube", "thick/metrics", "thick/multinet", "thick/server", "thick/shim"}
+
+// parsed returns the files of a package, without or with only its tests.
+func parsed(t *testing.T, set *token.FileSet, dir string, tests bool) (files []*ast.File) {
+	t.Helper()
+	for _, name := range expect.Value(filepath.Glob(filepath.Join(dir, "*.go")))(t) {
+		if strings.HasSuffix(name, "_test.go") == tests {
+			files = append(files, expect.Value(parser.ParseFile(set, name, nil, parser.ParseComments))(t))
+		}
+	}
+	return files
+}
+
 // TestExportedDocumentationCitesNothingUnexported: a name that a reader of go doc
 // cannot look up explains nothing.
 func TestExportedDocumentationCitesNothingUnexported(t *testing.T) {
-	for _, dir := range []string{".", "plugin", "netns", "netconf", "guard", "reconcile", "cnitest"} {
-		names := expect.Value(filepath.Glob(filepath.Join(dir, "*.go")))(t)
+	for _, dir := range public {
 		set := token.NewFileSet()
-		var files []*ast.File
-		for _, name := range names {
-			if strings.HasSuffix(name, "_test.go") {
-				continue
-			}
-			files = append(files, expect.Value(parser.ParseFile(set, name, nil, parser.ParseComments))(t))
-		}
+		files := parsed(t, set, dir, false)
 		hidden := unexported(files)
 		docs := exportedDocs(expect.Value(doc.NewFromFiles(set, files, dir))(t))
 		expect.Must(t, (dir != "." || hidden["newNamespace"]) && len(docs) >= 2, "%s: %d unexported names, %d comments", dir, len(hidden), len(docs))
@@ -36,6 +46,76 @@ func TestExportedDocumentationCitesNothingUnexported(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestNoExportedNameShowsAnInternalOne: in a signature, an exported field, an alias or a value,
+// a name of an internal package is one that a user can neither read about nor write.
+func TestNoExportedNameShowsAnInternalOne(t *testing.T) {
+	for _, dir := range public {
+		set := token.NewFileSet()
+		for _, shown := range internalNames(t, set, parsed(t, set, dir, false)) {
+			t.Errorf("%s: %s", dir, shown)
+		}
+	}
+}
+
+func TestInternalNamesAreFound(t *testing.T) {
+	const imports = `package p; import ("x/internal/inner"; other "x/internal/second"; "x/outer");`
+	for source, want := range map[string]string{
+		"type T = inner.T":                                  "x.go:1: inner.T",
+		"const C = other.C":                                 "x.go:1: other.C",
+		"var V inner.T":                                     "x.go:1: inner.T",
+		"func F(f func() other.T)":                          "x.go:1: other.T",
+		"type T struct { F []inner.T }":                     "x.go:1: inner.T",
+		"type T struct { f inner.T }; func (T) M() inner.T": "x.go:1: inner.T",
+		"type t = inner.T; var v = other.V":                 "",
+		"func F() outer.T { return outer.T(inner.F()) }":    "",
+		"var V = outer.Make(func() { inner.F() })":          "",
+	} {
+		set := token.NewFileSet()
+		file := expect.Value(parser.ParseFile(set, "x.go", imports+source, 0))(t)
+		expect.Same(t, source, strings.Join(internalNames(t, set, []*ast.File{file}), "; "), want)
+	}
+}
+
+// internalNames returns where the exported declarations of a package show names of internal
+// packages.
+func internalNames(t *testing.T, set *token.FileSet, files []*ast.File) (found []string) {
+	t.Helper()
+	internal := map[string]map[string]bool{} // the names of internal packages, by file
+	for _, f := range files {
+		names := map[string]bool{}
+		for _, i := range f.Imports {
+			path := strings.Trim(i.Path.Value, `"`)
+			name := filepath.Base(path)
+			if i.Name != nil {
+				name = i.Name.Name
+			}
+			names[name] = slices.Contains(strings.Split(path, "/"), "internal")
+		}
+		internal[set.Position(f.Pos()).Filename] = names
+	}
+	look := func(decl ast.Node) {
+		ast.Inspect(decl, func(n ast.Node) bool {
+			if _, ok := n.(*ast.BlockStmt); ok {
+				return false
+			}
+			if s, ok := n.(*ast.SelectorExpr); ok {
+				at := set.Position(s.Pos())
+				if x, ok := s.X.(*ast.Ident); ok && internal[at.Filename][x.Name] {
+					found = append(found, fmt.Sprintf("%s:%d: %s.%s", at.Filename, at.Line, x.Name, s.Sel.Name))
+				}
+			}
+			return true
+		})
+	}
+	for _, f := range files {
+		ast.FileExports(f)
+		for _, decl := range f.Decls {
+			look(decl)
+		}
+	}
+	return found
 }
 
 func TestCitesFindsNames(t *testing.T) {

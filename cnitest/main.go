@@ -2,6 +2,7 @@ package cnitest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
@@ -9,15 +10,9 @@ import (
 	"github.com/embedcni/cni/internal/sandbox"
 )
 
-// Errors for errors.Is.
-var (
-	// ErrNoNamespaces: the kernel does not give this user namespaces of its own. The error
-	// names the settings that would allow them.
-	ErrNoNamespaces = sandbox.ErrRefused
-	// ErrNoReferencePlugins: the module of the working directory does not require the
-	// reference plugins, so that they cannot be built.
-	ErrNoReferencePlugins = refplugins.ErrNotRequired
-)
+// ErrNoReferencePlugins: the module of the working directory does not require the reference
+// plugins, so that they cannot be built.
+var ErrNoReferencePlugins = errors.New("no reference plugins")
 
 // MainOption is an option of Main.
 type MainOption func(*mainOptions)
@@ -53,7 +48,13 @@ func BuildReferencePlugins() MainOption {
 // Without such a requirement it is the first directory in CNI_PATH that has all plugins,
 // or else the error is ErrNoReferencePlugins. EMBEDCNI_TEST_PLUGINS can name another
 // directory.
-func ReferencePlugins(ctx context.Context) (string, error) { return refplugins.Dir(ctx, os.Stderr) }
+func ReferencePlugins(ctx context.Context) (string, error) {
+	dir, err := refplugins.Dir(ctx, os.Stderr)
+	if errors.Is(err, refplugins.ErrNotRequired) {
+		err = fmt.Errorf("%w: %w", ErrNoReferencePlugins, err)
+	}
+	return dir, err
+}
 
 // skipVariable has the reason why there are no hosts here, for those who run tests.
 const skipVariable = "EMBEDCNI_CNITEST_SKIP"
