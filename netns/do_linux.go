@@ -53,7 +53,7 @@ func (h *Handle) Do(fn func() error) error {
 // enter moves the calling thread into the namespace.
 func (h *Handle) enter() (err error) {
 	defer naming(&err, "enter network namespace %s", h.id)
-	return control(h.file, func(fd int) error { return vns.Set(vns.NsHandle(fd)) })
+	return control(h.file, func(fd int) error { return privileged(vns.Set(vns.NsHandle(fd))) })
 }
 
 // outcome is how a function ended.

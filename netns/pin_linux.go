@@ -85,7 +85,7 @@ func Pin(h *Handle, path string) (err error) {
 func mountAt(h *Handle, path string) (err error) {
 	defer naming(&err, "bind mount")
 	return control(h.file, func(fd int) error {
-		return unix.Mount(fmt.Sprintf("/proc/thread-self/fd/%d", fd), path, "", unix.MS_BIND, "")
+		return privileged(unix.Mount(fmt.Sprintf("/proc/thread-self/fd/%d", fd), path, "", unix.MS_BIND, ""))
 	})
 }
 

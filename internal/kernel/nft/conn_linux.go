@@ -31,10 +31,14 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	if e.Object == nil {
-		return e.Errno.Error()
+	why := e.Errno.Error()
+	if e.Errno == unix.EPERM {
+		why += ": it needs the capability CAP_NET_ADMIN in the user namespace that owns the network namespace"
 	}
-	return fmt.Sprintf("%v: %v", e.Object, e.Errno)
+	if e.Object == nil {
+		return why
+	}
+	return fmt.Sprintf("%v: %s", e.Object, why)
 }
 
 func (e *Error) Unwrap() error { return e.Errno }
