@@ -29,11 +29,11 @@ const maxName = 180
 // The list may lack plugins when they are in a directory beside the file (see
 // ReadList); then Plugins is empty. Plugins[i].Bytes is the plugin's object to
 // the byte, not as libcni would write it: libcni passes integers through float64
-// and changes those above 2^53.
+// and changes those above 2^53. An error of encoding/json has the line and the column.
 func Parse(data []byte) (*libcni.NetworkConfigList, error) {
 	list, err := libcni.NetworkConfFromBytes(data)
 	if err != nil {
-		return nil, err
+		return nil, locatedInList(data, err)
 	}
 	var keys map[string]json.RawMessage
 	var plugins []json.RawMessage
@@ -55,7 +55,7 @@ func Parse(data []byte) (*libcni.NetworkConfigList, error) {
 //	{"cniVersion": "1.0.0", "name": "podnet", "type": "bridge"}
 func ParseSingle(data []byte) (*libcni.NetworkConfigList, error) {
 	if _, err := libcni.NetworkPluginConfFromBytes(data); err != nil {
-		return nil, err
+		return nil, located(data, err)
 	}
 	list, err := wrapSingle(data)
 	if err != nil {
