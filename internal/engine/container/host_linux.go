@@ -68,8 +68,11 @@ func (h *Host) Validate(path, verb string) (string, error) {
 func (h *Host) OpenContainer(path, verb string) (*netns.Handle, string, error) {
 	del := verb == "DEL"
 	if path == "" {
-		if del {
+		switch verb {
+		case "DEL":
 			return nil, "", nil
+		case "ADD":
+			return nil, "", fmt.Errorf("no path given; name a namespace, or have one made with WithNewNetNS: %w", ErrInvalidNetNS)
 		}
 		return nil, "", fmt.Errorf("no path given: %w", ErrInvalidNetNS)
 	}

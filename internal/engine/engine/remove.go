@@ -23,7 +23,7 @@ func (eng *Engine) Remove(ctx context.Context, c *Call) error {
 	}
 	op := &operation{eng: eng, c: eng.Store.New(c.ID, host)}
 	if err := op.lockToRemove(ctx, container.Access{}); err != nil {
-		return fmt.Errorf("remove container %q: %w", c.ID, leftover(c.ID, err))
+		return leftover(c.ID, err)
 	}
 	defer op.end()
 	reaper{eng}.request(op.c.Place.Host, false)
@@ -32,7 +32,7 @@ func (eng *Engine) Remove(ctx context.Context, c *Call) error {
 		err = op.recall(c, damage, true)
 	}
 	if err != nil {
-		return fmt.Errorf("remove container %q: %w", c.ID, leftover(c.ID, err))
+		return leftover(c.ID, err)
 	}
 	if err := op.c.Recorded.EndUse(); err != nil { // a full disk must not keep a container attached
 		op.log().Warn("note in the record that the network namespace goes too", "error", err)

@@ -210,11 +210,32 @@ func (s *setup) refuseTaken(at *container.Place, going map[string]bool) error {
 			return fmt.Errorf("look up interface %s in %s: %w", a.plan.IfName, at.Path, err)
 		}
 		if taken {
-			return fmt.Errorf("interface %s of network %q: there is one in %s that is not of this container's record: %w",
-				a.plan.IfName, a.plan.Network.Config.Name, at.Path, ErrAlreadyAttached)
+			return fmt.Errorf("interface %s of network %q: %s has an %s already, %s: %w",
+				a.plan.IfName, a.plan.Network.Config.Name, at.Path, a.plan.IfName, s.ownerOf(at, a.plan.IfName), ErrAlreadyAttached)
 		}
 	}
 	return nil
+}
+
+// ownerOf says which container on record has an interface of a namespace.
+func (s *setup) ownerOf(at *container.Place, ifName string) string {
+	found, err := s.op.eng.Store.Records.List()
+	if err != nil {
+		return fmt.Sprintf("and whose it is is not known: %v", err)
+	}
+	boot, err := s.op.eng.Store.BootID()
+	if err != nil {
+		return fmt.Sprintf("and whose it is is not known: %v", err)
+	}
+	for _, f := range found {
+		if f.Record.Boot != boot || f.Record.NetNS.ID() != at.NetNS.ID() {
+			continue
+		}
+		if n := f.Record.Find(ifName); n != nil {
+			return fmt.Sprintf("that of container %s on network %q", f.Record.ContainerID, n.Network)
+		}
+	}
+	return "which is in no container's record"
 }
 
 // try records the attachments, and makes them. The error is only of plugins if nothing

@@ -123,9 +123,9 @@ type deadlineError struct {
 	limit time.Duration
 }
 
-func (d *deadlineError) Error() string { return "killed: " + d.bound() }
-
-func (d *deadlineError) bound() string {
+// Error says what the limit was. Whoever reports it says that the plugin was killed, or
+// stopped.
+func (d *deadlineError) Error() string {
 	return fmt.Sprintf("took longer than the %v that a plugin has for %s (see WithTimeouts)", d.limit, d.verb)
 }
 
@@ -147,7 +147,7 @@ func stopped(ctx context.Context, err error) error {
 func (s *stoppedError) Error() string {
 	cause := s.cause.Error()
 	if d := (*deadlineError)(nil); errors.As(s.cause, &d) {
-		cause = "stopped: " + d.bound()
+		cause = "stopped: " + d.Error()
 	}
 	if said := s.said.Error(); said != context.DeadlineExceeded.Error() && said != context.Canceled.Error() {
 		cause += ": " + said
