@@ -1,11 +1,12 @@
 package netns
 
 import (
-	"errors"
 	"runtime"
 
 	vns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // Do runs fn in the namespace that path means, as [Handle.Do] does. It opens the
@@ -17,7 +18,7 @@ func Do(path string, fn func() error) (err error) {
 	}
 	defer func() {
 		if cerr := h.Close(); cerr != nil {
-			err = errors.Join(err, cerr)
+			err = joined.Errors(err, cerr)
 		}
 	}()
 	return h.Do(fn)

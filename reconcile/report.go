@@ -2,12 +2,12 @@ package reconcile
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // Result is the outcome of Run.
@@ -44,7 +44,7 @@ func (r *Result) Err() error {
 			errs = append(errs, fmt.Errorf("container %s: %w", c.Health.ContainerID, c.Err))
 		}
 	}
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }
 
 // String has the verdict and the outcome for each container.

@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 var (
@@ -71,7 +73,7 @@ func Open() (*Conn, error) {
 		err = bind(fd)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("netlink socket to the packet filter: %w", err), unix.Close(fd))
+		return nil, joined.Errors(fmt.Errorf("netlink socket to the packet filter: %w", err), unix.Close(fd))
 	}
 	return &Conn{fd: fd, in: make([]byte, 32<<10)}, nil
 }
@@ -213,7 +215,7 @@ func (c *Conn) ask(m Message, each func(data []byte) error) error {
 	if err == nil && failed == nil && interrupted && !c.watched {
 		failed = ErrChanged
 	}
-	return errors.Join(err, failed)
+	return joined.Errors(err, failed)
 }
 
 func (c *Conn) send() error {

@@ -16,6 +16,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/utils"
 	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // maxName leaves room for a container ID and an interface name in the file
@@ -125,7 +127,7 @@ func validate(list *libcni.NetworkConfigList) error {
 			errs = append(errs, fmt.Errorf("plugin %d: %w", i, err))
 		}
 	}
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }
 
 // RequireName refuses a list whose network has no name. Such a list can be
