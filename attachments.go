@@ -11,6 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/engine/engine"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // Attachment is an interface of a container, from its record.
@@ -46,23 +47,14 @@ type Attachment struct {
 }
 
 // AttachmentState is the progress of an attachment.
-type AttachmentState = engine.AttachmentState
+type AttachmentState = outcome.AttachmentState
 
 const (
-	// Attaching: plugins are running, or the runtime was killed while they did.
-	Attaching = engine.Attaching
-	// Attached: every plugin has answered.
-	Attached = engine.Attached
-	// Detaching: plugins are running, or the runtime was killed while they did, or it was
-	// detached and stays on record because another attachment of the container failed.
-	Detaching = engine.Detaching
-	// Failed: detaching it failed. The next Remove, Recover or GC tries again.
-	Failed = engine.Failed
-	// Unknown: the record cannot be used, and LastError has the reason. Recover
-	// and GC sweep a damaged record as far as it is legible, unless the container
-	// may be alive. They leave alone a record that could not be read or that a
-	// newer version wrote; see RecordError.
-	Unknown = engine.Unknown
+	Attaching AttachmentState = outcome.Attaching // plugins are running, or ran when the program was killed
+	Attached  AttachmentState = outcome.Attached  // every plugin has answered
+	Detaching AttachmentState = outcome.Detaching // as Attaching; or detached, while another attachment of the container stays
+	Failed    AttachmentState = outcome.Failed    // detaching it failed; the next Remove, Recover or GC tries again
+	Unknown   AttachmentState = outcome.Unknown   // the record cannot be used, and LastError has the reason
 )
 
 // Attachments lists the attachments recorded in the state directory, of all
@@ -261,14 +253,14 @@ func attachmentsWith(addr netip.Addr, f record.Found, records *record.Store) (al
 	return all
 }
 
-// Gateway is a gateway of a network, as a Result has it.
-//
-//	Prefix netip.Prefix // its address with the length of the subnet, not masked: 10.1.0.1/16
-//	// OnHost means that an ADD gives the address to an interface of the host: a bridge
-//	// that is a gateway, or the host's end of a ptp pair. Services of the host can be
-//	// reached there. Otherwise a router of the network has it, or nobody.
-//	OnHost bool
-type Gateway = builtin.Gateway
+// Gateway is a gateway of a network, as a [Result] has it.
+type Gateway struct {
+	Prefix netip.Prefix // its address with the length of the subnet, not masked: 10.1.0.1/16
+	// OnHost means that an ADD gives the address to an interface of the host: a bridge
+	// that is a gateway, or the host's end of a ptp pair. Services of the host can be
+	// reached there. Otherwise a router of the network has it, or nobody.
+	OnHost bool
+}
 
 // Gateways returns the gateways of a loaded network, from its configuration: no
 // container need be attached to it. They are those that the addresses in a Result have,
@@ -290,7 +282,9 @@ func (r *Runtime) Gateways(network string) ([]Gateway, error) {
 		if err != nil {
 			return nil, fmt.Errorf("gateways of network %q: %w: %w", network, ErrNotFound, err)
 		}
-		all = append(all, some...)
+		for _, g := range some {
+			all = append(all, Gateway(g))
+		}
 	}
 	return all, nil
 }

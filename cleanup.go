@@ -7,6 +7,7 @@ import (
 
 	"github.com/embedcni/cni/internal/engine/engine"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // Recover is for the start of a program. It adopts each container of this owner
@@ -187,43 +188,8 @@ func (r *Runtime) CleanUp(ctx context.Context, t CleanUpTarget) ([]string, error
 	return found, nil
 }
 
-// Report lists the containers that Recover or GC has looked at, by ID. Printed it has a line
-// for each container and each leftover. Its JSON has the names of the fields, and the texts
-// of errors.
-//
-//	Adopted []string // attached and alive: kept
-//	// Removed are the containers of which this call has removed this owner's
-//	// attachments, and verified that nothing of them remains.
-//	Removed []string
-//	// Kept are the containers in Adopted that are not known to be healthy, with
-//	// the reason: CHECK failed or could not run, the interface is gone, or the
-//	// path no longer leads to the namespace; see Health, whose Err it is. The
-//	// caller decides: Check returns details, Remove removes them.
-//	Kept map[string]error
-//	// Repaired are the parts of containers in Adopted that were missing, and that
-//	// Recover has made again.
-//	Repaired map[string][]Difference
-//	// Failed could not be removed and are still recorded. A container that is
-//	// also in Adopted is alive; an attachment besides those of its Setup could
-//	// not be removed.
-//	Failed map[string]error
-//	// Skipped were not changed, with the reason: another call has the container
-//	// locked, it is unknown whether the container is alive, or its record cannot
-//	// be used; see RecordError. A record that names no container is listed as
-//	// "record" and the name of its file.
-//	Skipped map[string]error
-//	// Reclaimed has a line for each leftover that GC found of containers that are
-//	// no longer on record.
-//	Reclaimed []string
-//	// Left has a line for each leftover that GC found but must not remove,
-//	// because it may belong to somebody else, and for each record that Recover deleted
-//	// because it says nothing. Each line says what to do.
-//	Left []string
-//	// OtherOwners are the other owners of attachments, which this call has left alone.
-//	// It is set only if WithOwner was not given; see there.
-//	OtherOwners []string
-//
-// Its method Err joins the failures, or is nil. Kept and skipped containers are no failures.
-// That of a nil Report is nil, so that errors.Join(err, report.Err()) has all that a call of
-// Recover or GC has not done.
-type Report = engine.Report
+// Report lists the containers that [Runtime.Recover], [Runtime.GC] or
+// [Runtime.RetryRemovals] has looked at, by ID: [outcome.Report] has its fields. Printed it has
+// a line for each container and each leftover. Its method Err joins the failures, so that
+// errors.Join(err, report.Err()) has all that the call has not done.
+type Report = outcome.Report

@@ -6,136 +6,64 @@ import (
 
 	"github.com/embedcni/cni/internal/engine/engine"
 	"github.com/embedcni/cni/internal/store/conflist"
+	"github.com/embedcni/cni/outcome"
 )
 
-// Errors for errors.Is. The first six are go-cni's.
+// Errors for errors.Is; package outcome says more of each. The first six are go-cni's.
 var (
-	ErrCNINotInitialized = engine.ErrCNINotInitialized
-	ErrInvalidConfig     = engine.ErrInvalidConfig
-	ErrNotFound          = engine.ErrNotFound
-	ErrRead              = engine.ErrRead
-	ErrInvalidResult     = engine.ErrInvalidResult
-	ErrLoad              = engine.ErrLoad
+	ErrCNINotInitialized = outcome.ErrCNINotInitialized // too few networks are loaded
+	ErrInvalidConfig     = outcome.ErrInvalidConfig     // a network configuration is invalid
+	ErrNotFound          = outcome.ErrNotFound          // a configuration or a result is missing
+	ErrRead              = outcome.ErrRead              // a configuration could not be read
+	ErrInvalidResult     = outcome.ErrInvalidResult     // a plugin's result is invalid
+	ErrLoad              = outcome.ErrLoad              // Load failed
 
-	// ErrInvalidArgument: an argument of the caller is invalid; nothing ran.
-	ErrInvalidArgument = engine.ErrInvalidArgument
-	// ErrInvalidNetNS: the path is not a network namespace, or is the host's: the
-	// plugins' own, process 1's, or this process's by a /proc path; nothing ran.
-	ErrInvalidNetNS = engine.ErrInvalidNetNS
-	// ErrHostNetNS: the container's plugins ran in another host network namespace,
-	// which cannot be found from here; nothing ran.
-	ErrHostNetNS = engine.ErrHostNetNS
-	// ErrAlreadyAttached: the container has that interface; nothing ran.
-	ErrAlreadyAttached = engine.ErrAlreadyAttached
-	// ErrBusy: another call for the container is under way, in a process that lives
-	// or may live, such as a stopped one. Recover and GC report it and go on; Setup
-	// and Remove wait.
-	ErrBusy = engine.ErrBusy
-	// ErrInsidePlugin: the call came from a plugin of another call on the same state
-	// directory, and would wait for that call; see WithPlugin.
-	ErrInsidePlugin = engine.ErrInsidePlugin
-	// ErrPortInUse: a port of the host that the call asks for is another container's, on
-	// record or, attached by a program that uses libcni itself, in libcni's cache; see
-	// PortError. Nothing ran, unless the error is an Error of the plugin, which found
-	// the port taken by a container that is not on record here.
-	ErrPortInUse = engine.ErrPortInUse
-	// ErrNotHostAddress: a port is to be forwarded at an address that the host does not
-	// have; see WithStrictPorts.
-	ErrNotHostAddress = engine.ErrNotHostAddress
-	// ErrNotAttached: the container, or the interface that the call is about, is not
-	// attached.
-	ErrNotAttached = engine.ErrNotAttached
-	// ErrInsecureFile: a plugin or configuration, or a directory on the way to it, is
-	// writable by every user, or belongs to a user other than root and this
-	// process's; see WithInsecureFiles.
-	ErrInsecureFile = engine.ErrInsecureFile
-	// ErrPluginNotFound: the plugin is in none of the plugin directories, and neither
-	// registered nor built in; or a registered plugin attached the container, and
-	// none is registered now.
-	ErrPluginNotFound = engine.ErrPluginNotFound
-	// ErrPluginOutput: the plugin's output is too long for a result.
-	ErrPluginOutput = engine.ErrPluginOutput
-	// The next four are reasons of a Health, and of Report.Kept. ErrPluginKilled: a signal
-	// of another program ended the plugin before it answered.
-	ErrPluginKilled = engine.ErrPluginKilled
-	// ErrNoAnswer: the plugin ended, or could not be started, and has not said why.
-	ErrNoAnswer = engine.ErrNoAnswer
-	// ErrPluginNotReady: the plugin asks to be tried again later (code 11), or is not
-	// available (code 50).
-	ErrPluginNotReady = engine.ErrPluginNotReady
-	// ErrNoCheck: the configuration is older than 0.4.0, which introduced CHECK.
-	ErrNoCheck = engine.ErrNoCheck
-	// ErrHeld: it is not repaired, since an administrator holds it; see package guard.
-	ErrHeld = engine.ErrHeld
-	// ErrNotRepairable: Repair cannot, or must not, make a container or a part of it
-	// again. The error says why, and what to do instead.
-	ErrNotRepairable = engine.ErrNotRepairable
-	// ErrInContainer: something is missing in the container's namespace, in which Repair
-	// changes nothing unless RepairOptions.Inside is set.
-	ErrInContainer = engine.ErrInContainer
-	// ErrNotSupported: needs Linux. It wraps errors.ErrUnsupported.
-	ErrNotSupported = engine.ErrNotSupported
+	ErrInvalidArgument = outcome.ErrInvalidArgument // an argument of the caller is invalid; nothing ran
+	ErrInvalidNetNS    = outcome.ErrInvalidNetNS    // the path is not a network namespace, or is the host's; nothing ran
+	ErrHostNetNS       = outcome.ErrHostNetNS       // the host's namespace in which the plugins ran is out of reach; nothing ran
+	ErrAlreadyAttached = outcome.ErrAlreadyAttached // the container has that interface; nothing ran
+	ErrBusy            = outcome.ErrBusy            // another call for the container is under way
+	ErrInsidePlugin    = outcome.ErrInsidePlugin    // the call came from a plugin, and would wait for itself
+	ErrPortInUse       = outcome.ErrPortInUse       // a port of the host is another container's; see PortError
+	ErrNotHostAddress  = outcome.ErrNotHostAddress  // the host does not have the address of a port
+	ErrNotAttached     = outcome.ErrNotAttached     // the container, or that interface, is not attached
+	ErrInsecureFile    = outcome.ErrInsecureFile    // others may write a plugin, a configuration, or a directory above
+	ErrPluginNotFound  = outcome.ErrPluginNotFound  // no plugin of the type is installed, registered or built in
+	ErrPluginOutput    = outcome.ErrPluginOutput    // a plugin's output is too long for a result
+	ErrNotSupported    = outcome.ErrNotSupported    // needs Linux; an errors.ErrUnsupported
+
+	// Reasons of a Health, and of Report.Kept.
+	ErrPluginKilled   = outcome.ErrPluginKilled   // a signal ended the plugin before it answered
+	ErrNoAnswer       = outcome.ErrNoAnswer       // the plugin ended without an answer, or did not start
+	ErrPluginNotReady = outcome.ErrPluginNotReady // the plugin asks to be tried again later
+	ErrNoCheck        = outcome.ErrNoCheck        // the configuration is older than CHECK
+
+	// Reasons of a repair that was not made.
+	ErrHeld          = outcome.ErrHeld          // an administrator holds it; see package guard
+	ErrNotRepairable = outcome.ErrNotRepairable // the error says why, and what to do instead
+	ErrInContainer   = outcome.ErrInContainer   // it is in the container's namespace; see RepairOptions.Inside
 )
 
 // These errors have fields that say more; errors.As finds the first of several.
 type (
 	// Error is the failure of one network of one container, or of one of its plugins;
-	// several are joined.
-	//
-	//	Op          string // CNI_COMMAND: ADD, DEL, CHECK, STATUS; or REPAIR
-	//	Network     string
-	//	Plugin      string // its type; empty if the failure is not a plugin's
-	//	PluginKind  string // as NetworkConf.Kind; empty if no plugin ran
-	//	ContainerID string
-	//	IfName      string
-	//	Code        uint   // the plugin's error code (CNI specification 1.1.0, section 5); 0 if it gave none
-	//	Msg         string // the plugin's own words
-	//	Details     string
-	//	Stderr      string // the last 64 KiB that the plugin wrote to stderr; %+v prints it
-	//	Err         error
-	//
-	// Err is the cause: a *types.Error if an executable answered with one, the error that
-	// an in-process plugin returned, or a context error if the plugin was killed or stopped.
-	Error = engine.Error
+	// several are joined. [outcome.Error] has its fields: the verb, the network, the plugin,
+	// its code, its words and its stderr, which %+v prints.
+	Error = outcome.Error
 
-	// LeftoverError means that a container, or a part of it, could not be removed.
-	// It is the error of every removal after which the container's record stays: of
-	// Remove, of CleanUp, of a Setup that could not be undone, and in the Failed of
-	// Recover and GC. Remove tries again, and so do Recover and GC by themselves;
-	// CleanUp removes attachments that Remove cannot end.
-	//
-	//	ContainerID string
-	//	Left        []string // a line for each thing found after the removal, for a person
-	//	Err         error    // the cause; wraps *Errors of plugins
-	LeftoverError = engine.LeftoverError
+	// LeftoverError means that a container, or a part of it, could not be removed; see
+	// [outcome.LeftoverError]. It is the error of every removal after which the container's
+	// record stays. [Runtime.Remove] tries again, and so do [Runtime.Recover] and [Runtime.GC]
+	// by themselves; [Runtime.CleanUp] removes attachments that Remove cannot end.
+	LeftoverError = outcome.LeftoverError
 
-	// RecordError means that a container's attachment record cannot be used: a newer
-	// version of this package wrote it, or the file could not be opened or read. The
-	// container may be alive, so no call changes anything about it. A damaged
-	// record, which was read to its end, is no RecordError.
-	//
-	//	ContainerID string // empty if only the record contains it
-	//	Path        string // the record's path
-	//	Newer       bool   // a newer version wrote it; otherwise it could not be read
-	//	Err         error
-	RecordError = engine.RecordError
+	// RecordError means that a container's attachment record cannot be used; see
+	// [outcome.RecordError]. The container may be alive, so no call changes anything about it.
+	RecordError = outcome.RecordError
 
-	// PortError says who has a port of the host that Setup was asked to forward. It is an
-	// error, or a warning in Result.PortWarnings.
-	//
-	//	Protocol string     // tcp, udp or sctp; this and the next two were asked for
-	//	HostIP   netip.Addr // the zero Addr: all addresses of the host
-	//	HostPort int
-	//	HolderIP netip.Addr // at which a container has the port, or as HostIP; the zero Addr: all
-	//
-	//	// The container that has the port, from its record; all are empty if no container has
-	//	// it. Owner and State are empty for one that another program attached, which is only in
-	//	// libcni's cache.
-	//	ContainerID, Network, IfName, Owner string
-	//	State                               AttachmentState
-	//
-	//	Err error // ErrPortInUse or ErrNotHostAddress; nil if read from JSON
-	PortError = engine.PortError
+	// PortError says who has a port of the host that [Runtime.Setup] was asked to forward; see
+	// [outcome.PortError]. It is an error, or a warning in [Result].PortWarnings.
+	PortError = outcome.PortError
 )
 
 // IsCNINotInitialized reports whether too few networks are loaded.

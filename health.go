@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/engine/engine"
-	"github.com/embedcni/cni/internal/engine/health"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // HealthOptions configures Health. The zero HealthOptions look at all containers of
@@ -63,88 +63,25 @@ func (r *Runtime) Health(ctx context.Context, o HealthOptions) ([]Health, error)
 }
 
 // HealthState is the verdict on a container.
-type HealthState = health.State
+type HealthState = outcome.HealthState
 
 const (
-	// StateHealthy: nothing is missing or different, as far as anybody can tell; see
-	// Health.Uncompared.
-	StateHealthy = health.Healthy
-	// StateBroken: something is missing or different; see Health.Differences.
-	StateBroken = health.Broken
-	// StateUnknown: it is not known whether the container is healthy; see Health.Reason.
-	StateUnknown = health.Unknown
-	// StateGone: its network namespace is gone, or was of an earlier boot of the machine.
-	// Remove or Recover removes it.
-	StateGone = health.Gone
-	// StateNotAttached: no attachment of it is on record.
-	StateNotAttached = health.NotAttached
-	// StateElsewhere: it is attached in another network namespace than the one in
-	// HealthOptions.NetNS, or that path leads to none.
-	StateElsewhere = health.Elsewhere
+	StateHealthy     HealthState = outcome.StateHealthy     // nothing is missing or different, as far as anybody can tell
+	StateBroken      HealthState = outcome.StateBroken      // something is missing or different
+	StateUnknown     HealthState = outcome.StateUnknown     // nobody can tell; Health.Reason says why
+	StateGone        HealthState = outcome.StateGone        // its network namespace is gone; Remove or Recover removes it
+	StateNotAttached HealthState = outcome.StateNotAttached // no attachment of it is on record
+	StateElsewhere   HealthState = outcome.StateElsewhere   // it is attached in another namespace than in HealthOptions.NetNS
 )
 
-// Health is the verdict on one container. Printed it has a line for the container, and one
-// for each difference. Its JSON has the names of the fields, and the text of Reason.
-//
-//	ContainerID string // or, for a record that names none, "record" and its file's name
-//	State       HealthState
-//
-//	// Differences are the parts that are missing or different. Only a broken container
-//	// has any.
-//	Differences []Difference
-//
-//	// Reason is why the state is unknown, or the container gone; see below.
-//	Reason error
-//
-//	// Uncompared are the types of plugins whose part nobody has compared, and whose CHECK
-//	// was not asked because HealthOptions or the network's disableCheck forbid it.
-//	Uncompared []string
-//
-// Its method Err returns nil if the container is healthy, and otherwise an error with the
-// differences and the reason. errors.Is and errors.As find what Reason and the differences
-// wrap.
-//
-// A broken container has a Reason too if a part of it could not be examined, and a healthy
-// one if the CHECK of a plugin has failed over a difference that does not matter and that
-// nobody restores, such as another hardware address of the bridge. If the CHECK of a plugin
-// fails for healthy containers too, and the comparison finds nothing wrong, the state is
-// unknown: the bridge plugin's does without an IPAM plugin, and others of the reference
-// plugins do in some configurations. These errors are among the reasons:
-//
-//   - context.DeadlineExceeded: a plugin took too long for CHECK, or the budget was used up
-//   - ErrPluginKilled, ErrNoAnswer: a plugin ended without an answer
-//   - ErrPluginNotReady: a plugin wants to be asked later, or is not available
-//   - ErrNoCheck: the configuration is older than CHECK
-//   - ErrPluginNotFound, ErrInsecureFile
-//   - ErrBusy: another call for the container is in progress
-//   - ErrInvalidNetNS: its path no longer leads to its namespace
-//   - ErrHostNetNS: the namespace in which its plugins ran is gone, or out of reach
-//   - *RecordError
-type Health = engine.Health
+// Health is the verdict of [Runtime.Health] on one container: its state, the differences, and
+// the reason if nobody can tell. [outcome.Health] has its fields. Printed it has a line for the
+// container, and one for each difference. Its method Err is nil if the container is healthy.
+type Health = outcome.Health
 
-// Difference is a part of an attachment that is missing, or is not as its ADD made it.
-// Printed it is a line. Its JSON has the names of the fields, and the text of Err.
-//
-//	Network, IfName string
-//	Plugin          string // the type of the plugin whose part it is
-//
-//	// Kind is the kind of the object: interface, address, route, queue, bridge, bridge port,
-//	// sysctl, reservation (of an address, by an IPAM plugin), rule (of a packet filter), port
-//	// (of the host, forwarded to the container), zone (of firewalld), or check: the CHECK of a
-//	// plugin has failed, and only that plugin knows more than Err.
-//	Kind   string
-//	Inside bool   // it is in the container's namespace; else it is on the host
-//	Object string // its name: "vethab12", "10.1.0.1/24 on cni0", "tcp 8080"
-//	Wanted string // its recorded value
-//	Found  string // its value now; empty if it is missing
-//
-//	// Repairable reports whether Repair can put it right. Inside a container Repair
-//	// changes nothing unless it is asked to. Otherwise Why says why not.
-//	Repairable bool
-//	Why        string
-//
-//	Err error // the error of CHECK for it
-type Difference = engine.Difference
+// Difference is a part of an attachment that is missing, or is not as its ADD made it; see
+// [outcome.Difference]. Printed it is a line.
+type Difference = outcome.Difference
 
 // RepairOptions configures Repair.
 type RepairOptions struct {
@@ -194,27 +131,10 @@ func (r *Runtime) Repair(ctx context.Context, id string, o RepairOptions) (*Repa
 	return report, err
 }
 
-// RepairReport is the outcome of Repair for one container. Printed it has a line for each
-// thing that was missing, or is. Its JSON has the names of the fields, and the texts of
-// errors.
-//
-//	ContainerID string
-//	Repaired    []Difference // were missing, and are there again
-//	Remaining   []struct {   // are missing or different still
-//		Difference
-//		// Reason is ErrNotRepairable, ErrInContainer, ErrHeld, the *Error of a repair that
-//		// failed, or that RepairOptions.Want has not chosen it.
-//		Reason error
-//	}
-//	// Unknown has an *Error for each part that could not be judged: the attachment is
-//	// being made or removed, the comparison failed, or the CHECK of a plugin that is not
-//	// built in failed and may be right. It is ErrNotRepairable unless another attempt may
-//	// succeed.
-//	Unknown []error
-//
-// Its method Err returns nil if the container is known to be as its Setup made it, and
-// otherwise all reasons.
-type RepairReport = engine.RepairReport
+// RepairReport is the outcome of [Runtime.Repair] for one container: what is there again, what
+// remains and why. [outcome.RepairReport] has its fields. Its method Err is nil if the
+// container is known to be as its Setup made it.
+type RepairReport = outcome.RepairReport
 
 // RepairAll repairs this owner's attachments of several containers, as Repair does, but
 // many at a time: it reads the host once for all that it can lock, and changes the packet

@@ -25,6 +25,8 @@ func floorOf(name string) int {
 		name = "internal/kernel/netns"
 	case "plugin":
 		name = "internal/run/plugin"
+	case "outcome":
+		name = "internal/engine/outcome"
 	case "cni":
 		return len(floors) - 1
 	}

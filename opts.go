@@ -30,13 +30,6 @@ const (
 	DefaultMaxConfNum = 1
 	// DefaultPrefix is the prefix of interface names.
 	DefaultPrefix = "eth"
-
-	// DefaultNetDir is the directory of configurations: /etc/cni/net.d, or on Windows
-	// C:\Program Files\containerd\cni\conf.
-	DefaultNetDir = conflist.NetDir
-	// DefaultCNIDir is the directory of plugins: /opt/cni/bin, or on Windows
-	// C:\Program Files\containerd\cni\bin.
-	DefaultCNIDir = conflist.CNIDir
 	// VendorCNIDirTemplate is for fmt.Sprintf with a root directory and a vendor's
 	// name. It is for Unix.
 	VendorCNIDirTemplate = "%s/opt/%s/bin"
@@ -497,20 +490,24 @@ func WithRetry(r Retry) Opt {
 // and traces. It is called by several goroutines at once, and the operation waits
 // for it. ctx is the operation's.
 func WithObserver(observe func(ctx context.Context, e Event)) Opt {
-	return set(func(c *config) { c.Observe = observe })
+	return set(func(c *config) {
+		if c.Observe = nil; observe != nil {
+			c.Observe = func(ctx context.Context, e runner.Event) { observe(ctx, Event(e)) }
+		}
+	})
 }
 
 // Event describes one plugin call. Calls that an in-process plugin delegates, for
 // example to an IPAM plugin, are part of its own call. Built-in plugins leave some
 // changes for the end of the chain, to be made together; if those of a plugin fail,
 // there is another Event of the plugin, with the error.
-//
-//	Operation   string // CNI_COMMAND: ADD, DEL, CHECK, STATUS; or REPAIR, for a part that Repair made again
-//	Network     string
-//	Plugin      string // its type
-//	PluginKind  string // as NetworkConf.Kind; empty if no plugin ran
-//	ContainerID string // empty for STATUS
-//	IfName      string // empty for STATUS, unless several loaded networks have the name
-//	Duration    time.Duration
-//	Err         error // nil if the call succeeded
-type Event = runner.Event
+type Event struct {
+	Operation   string // CNI_COMMAND: ADD, DEL, CHECK, STATUS; or REPAIR, for a part that Repair made again
+	Network     string
+	Plugin      string // its type
+	PluginKind  string // as NetworkConf.Kind; empty if no plugin ran
+	ContainerID string // empty for STATUS
+	IfName      string // empty for STATUS, unless several loaded networks have the name
+	Duration    time.Duration
+	Err         error // nil if the call succeeded
+}

@@ -4,7 +4,6 @@
 package container
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
@@ -13,21 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/store/lock"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
-)
-
-var (
-	// ErrBusy: another call for the container is under way.
-	ErrBusy = errors.New("another call for the container is under way")
-	// ErrNotAttached: the container, or an interface of it, is not attached.
-	ErrNotAttached = errors.New("not attached")
-	// ErrHostNetNS: the namespace in which the container's plugins ran cannot be
-	// found.
-	ErrHostNetNS = errors.New("host network namespace out of reach")
-	// ErrInvalidNetNS: a path does not lead to a network namespace, or leads to the
-	// host's.
-	ErrInvalidNetNS = errors.New("invalid network namespace")
-	// ErrNotSupported: only Linux has network namespaces.
-	ErrNotSupported = fmt.Errorf("needs Linux: %w", errors.ErrUnsupported)
+	"github.com/embedcni/cni/outcome"
 )
 
 // Store holds the containers of a state directory: their records, locks, pins, and
@@ -198,7 +183,7 @@ func (c *Container) EnterHost(mustStop bool) error {
 		return nil
 	}
 	return fmt.Errorf("container %s was attached from network namespace %s, which cannot be found from %s, where this call would run plugins; "+
-		"call from there, or name it with WithHostNetNS: %w", c.Recorded.ID, c.Recorded.RecordedHost(), c.in.described(c.Place.Host), ErrHostNetNS)
+		"call from there, or name it with WithHostNetNS: %w", c.Recorded.ID, c.Recorded.RecordedHost(), c.in.described(c.Place.Host), outcome.ErrHostNetNS)
 }
 
 // hostPath returns a path by which others find a host namespace, or "".
@@ -216,7 +201,7 @@ func (c *Container) sameHost() error {
 		return nil
 	}
 	return fmt.Errorf("container %s is attached from network namespace %s, and this call would run plugins in %s: %w",
-		c.Recorded.ID, c.Recorded.RecordedHost(), c.in.described(c.Place.Host), ErrHostNetNS)
+		c.Recorded.ID, c.Recorded.RecordedHost(), c.in.described(c.Place.Host), outcome.ErrHostNetNS)
 }
 
 // Process identifies this process and this boot of the machine for records, and

@@ -14,6 +14,7 @@ import (
 	"github.com/embedcni/cni/internal/kernel/proc"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/outcome"
 )
 
 // Host is an open network namespace in which plugins run. It stays open because
@@ -33,7 +34,7 @@ func (f *Finder) Open(path string) (*Host, error) {
 	}
 	h, err := open()
 	if err != nil {
-		return nil, fmt.Errorf("network namespace to run plugins in: %w: %w", err, ErrInvalidNetNS)
+		return nil, fmt.Errorf("network namespace to run plugins in: %w: %w", err, outcome.ErrInvalidNetNS)
 	}
 	return &Host{Handle: h, finder: f}, nil
 }
@@ -72,16 +73,16 @@ func (h *Host) OpenContainer(path, verb string) (*netns.Handle, string, error) {
 		case "DEL":
 			return nil, "", nil
 		case "ADD":
-			return nil, "", fmt.Errorf("no path given; name a namespace, or have one made with WithNewNetNS: %w", ErrInvalidNetNS)
+			return nil, "", fmt.Errorf("no path given; name a namespace, or have one made with WithNewNetNS: %w", outcome.ErrInvalidNetNS)
 		}
-		return nil, "", fmt.Errorf("no path given: %w", ErrInvalidNetNS)
+		return nil, "", fmt.Errorf("no path given: %w", outcome.ErrInvalidNetNS)
 	}
 	container, err := netns.Open(path)
 	switch {
 	case err == nil:
 		return h.Checked(container, path)
 	case !del:
-		return nil, "", fmt.Errorf("%w: %w", err, ErrInvalidNetNS)
+		return nil, "", fmt.Errorf("%w: %w", err, outcome.ErrInvalidNetNS)
 	case errors.Is(err, netns.ErrNotNetNS), errors.Is(err, fs.ErrNotExist):
 		// Either nothing, or the empty file that remains when a namespace mounted
 		// there is unmounted. Some plugins would try to enter it and fail, but
@@ -191,7 +192,7 @@ func (h *Host) foreign(container netns.ID, path string) error {
 		return err
 	}
 	return fmt.Errorf("%s is the network namespace %s, not a container's; if the container's is gone, remove with an empty path: %w",
-		path, whose, ErrInvalidNetNS)
+		path, whose, outcome.ErrInvalidNetNS)
 }
 
 // WhoseHost describes whose namespace ns is if it is the host's, and returns "" if it is

@@ -13,6 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/store/ports"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/outcome"
 )
 
 // Host stands for the place where plugins run. Off Linux that is where the runtime
@@ -31,7 +32,7 @@ func NewFinder() *Finder { return &Finder{} }
 // Open refuses a path.
 func (*Finder) Open(path string) (*Host, error) {
 	if path != "" {
-		return nil, fmt.Errorf("WithHostNetNS: %w", ErrNotSupported)
+		return nil, fmt.Errorf("WithHostNetNS: %w", outcome.ErrNotSupported)
 	}
 	return &Host{}, nil
 }
@@ -58,7 +59,7 @@ func (*Host) Bound([]ports.Claim, *slog.Logger) ([]ports.Claim, error) { return 
 func (*Host) BoundByOthers([]ports.Claim, *slog.Logger) ([]ports.Claim, error) { return nil, nil }
 
 // LocalPorts returns ErrNotSupported.
-func (*Host) LocalPorts() (ports.Local, error) { return ports.Local{}, ErrNotSupported }
+func (*Host) LocalPorts() (ports.Local, error) { return ports.Local{}, outcome.ErrNotSupported }
 
 // Reachable returns nil.
 func (*Host) Reachable() error { return nil }

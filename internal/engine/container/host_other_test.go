@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/outcome"
 )
 
 // TestCompat_12_PathIsPassedAsItIs: on Windows it is the GUID of a compartment.
@@ -20,7 +21,7 @@ func TestCompat_12_PathIsPassedAsItIs(t *testing.T) {
 			}
 		}
 	}
-	if _, err := NewFinder().Open("/proc/1/ns/net"); !errors.Is(err, ErrNotSupported) || !errors.Is(err, errors.ErrUnsupported) {
+	if _, err := NewFinder().Open("/proc/1/ns/net"); !errors.Is(err, outcome.ErrNotSupported) || !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("WithHostNetNS: %v, want ErrNotSupported", err)
 	}
 	if err := h.Close(); err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/kernel/proc"
 	"github.com/embedcni/cni/internal/store/lock"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // orphanGrace is the time that plugins of a dead runtime get to finish. A plugin
@@ -54,9 +55,9 @@ func (g *Guard) Lock(ctx context.Context, how Access) error {
 		rec, _ := g.locks.records.Load(g.id) // of a damaged record, the legible part
 		ended, err := g.locks.endOrphans(g.id, lock.Byte(key(g.id)), rec)
 		if err == nil && len(ended) > 0 && look == mostLooks {
-			err = fmt.Errorf("%w: killed processes %v, which have not ended", ErrBusy, ended)
+			err = fmt.Errorf("%w: killed processes %v, which have not ended", outcome.ErrBusy, ended)
 		}
-		if how.Waiting != Hurried || !errors.Is(err, ErrBusy) {
+		if how.Waiting != Hurried || !errors.Is(err, outcome.ErrBusy) {
 			return nil
 		}
 		return err
@@ -152,7 +153,7 @@ func whileWaiting(ctx context.Context, wait func(context.Context) error, look fu
 	}
 	cancel(nil)
 	<-over
-	if busy := context.Cause(ctx); err != nil && errors.Is(busy, ErrBusy) {
+	if busy := context.Cause(ctx); err != nil && errors.Is(busy, outcome.ErrBusy) {
 		return busy
 	}
 	return err
@@ -266,13 +267,13 @@ func (l *Locks) endOrphans(id record.ID, offset int64, rec *record.Record) (ende
 	}
 	switch {
 	case alive && err != nil:
-		return nil, fmt.Errorf("%w in a process that could not be looked for: %w", ErrBusy, err)
+		return nil, fmt.Errorf("%w in a process that could not be looked for: %w", outcome.ErrBusy, err)
 	case err != nil:
 		return nil, err
 	case len(opened) > 0:
-		return nil, fmt.Errorf("%w in %s", ErrBusy, strings.Join(opened, ", "))
+		return nil, fmt.Errorf("%w in %s", outcome.ErrBusy, strings.Join(opened, ", "))
 	case alive || len(holders) == 0:
-		return nil, fmt.Errorf("%w in a process that cannot be seen from here", ErrBusy)
+		return nil, fmt.Errorf("%w in a process that cannot be seen from here", outcome.ErrBusy)
 	}
 	// They may have ended during the search, and another call begun.
 	if state, err = l.State(offset); err != nil || state != lock.Inherited {
@@ -326,7 +327,7 @@ func (l *Locks) endOrphansAtBarrier() error {
 			if rec != nil {
 				id = rec.ContainerID
 			}
-			if _, err := l.endOrphans(id, offset, rec); !errors.Is(err, ErrBusy) {
+			if _, err := l.endOrphans(id, offset, rec); !errors.Is(err, outcome.ErrBusy) {
 				errs = append(errs, err)
 			}
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/outcome"
 )
 
 // Follow opens the container's namespace again if its path leads to another one
@@ -46,11 +47,11 @@ func (r *Recorded) SameNetNS(path string) error {
 	}
 	id, err := identify(path)
 	if err != nil {
-		return fmt.Errorf("the container's network namespace: %w: %w", err, ErrInvalidNetNS)
+		return fmt.Errorf("the container's network namespace: %w: %w", err, outcome.ErrInvalidNetNS)
 	}
 	if id != r.Record.NetNS.ID() {
 		return fmt.Errorf("%s is another namespace than %s, in which the container is attached: %w",
-			path, r.Record.NetNS.Path, ErrInvalidNetNS)
+			path, r.Record.NetNS.Path, outcome.ErrInvalidNetNS)
 	}
 	return nil
 }
@@ -77,10 +78,10 @@ func (c *Container) Pin() error {
 	c.in.Logger.Debug("the namespace is kept by an open descriptor only", "container", c.Recorded.ID, "error", err)
 	opened, err := netns.Open(ns.Path) // the container's own is closed with it
 	if err != nil {
-		return fmt.Errorf("keep the container's network namespace: %w: %w", err, ErrInvalidNetNS)
+		return fmt.Errorf("keep the container's network namespace: %w: %w", err, outcome.ErrInvalidNetNS)
 	}
 	if id := opened.ID(); id != c.Recorded.Record.NetNS.ID() {
-		return errors.Join(fmt.Errorf("%s has become another namespace, %s: %w", ns.Path, id, ErrInvalidNetNS), opened.Close())
+		return errors.Join(fmt.Errorf("%s has become another namespace, %s: %w", ns.Path, id, outcome.ErrInvalidNetNS), opened.Close())
 	}
 	return c.in.Pins.hold(c.Recorded.ID, opened)
 }
@@ -105,12 +106,12 @@ type fresh struct {
 func (c *Container) MakeNetNS(path string) (err error) {
 	c.Leave()
 	if path != "" && !filepath.IsAbs(path) {
-		return fmt.Errorf("path %q of a new network namespace is relative: %w", path, ErrInvalidNetNS)
+		return fmt.Errorf("path %q of a new network namespace is relative: %w", path, outcome.ErrInvalidNetNS)
 	}
 	own := c.in.Pins.path(c.Recorded.ID)
 	if path != "" && c.in.Pins.isInside(path) {
 		if filepath.Base(path) != filepath.Base(own) {
-			return errors.Join(refuseExisting(path), fmt.Errorf("path %q of a new network namespace is another container's: %w", path, ErrInvalidNetNS))
+			return errors.Join(refuseExisting(path), fmt.Errorf("path %q of a new network namespace is another container's: %w", path, outcome.ErrInvalidNetNS))
 		}
 		path = "" // as an earlier Setup has returned it
 	}
@@ -148,9 +149,9 @@ func (c *Container) RemakeNetNS() (err error) {
 func refuseExisting(path string) error {
 	switch _, err := os.Lstat(path); {
 	case err == nil:
-		return fmt.Errorf("path %q of a new network namespace: %w: %w", path, fs.ErrExist, ErrInvalidNetNS)
+		return fmt.Errorf("path %q of a new network namespace: %w: %w", path, fs.ErrExist, outcome.ErrInvalidNetNS)
 	case !errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("path of a new network namespace: %w: %w", err, ErrInvalidNetNS)
+		return fmt.Errorf("path of a new network namespace: %w: %w", err, outcome.ErrInvalidNetNS)
 	}
 	return nil
 }
@@ -182,7 +183,7 @@ func (f *fresh) identify(ns *record.NetNS) error {
 	}
 	dir := filepath.Dir(ns.Path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("directory of a new network namespace: %w: %w", err, ErrInvalidNetNS)
+		return fmt.Errorf("directory of a new network namespace: %w: %w", err, outcome.ErrInvalidNetNS)
 	}
 	var st unix.Statfs_t
 	err := unix.Statfs(dir, &st)
@@ -193,7 +194,7 @@ func (f *fresh) identify(ns *record.NetNS) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("file for a new network namespace: %w: %w", err, ErrInvalidNetNS)
+		return fmt.Errorf("file for a new network namespace: %w: %w", err, outcome.ErrInvalidNetNS)
 	}
 	info, err := f.file.Stat()
 	if err == nil {
@@ -210,7 +211,7 @@ func (c *Container) pinFresh() error {
 			return err
 		}
 		if err := c.fresh.link(ns.Path); err != nil {
-			return fmt.Errorf("file for a new network namespace: %w: %w", err, ErrInvalidNetNS)
+			return fmt.Errorf("file for a new network namespace: %w: %w", err, outcome.ErrInvalidNetNS)
 		}
 	}
 	if err := c.in.Pins.mount(c.Place.NetNS, ns.Path); err != nil {

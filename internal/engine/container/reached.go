@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // Reached is the way in which a recorded namespace was found.
@@ -92,9 +93,9 @@ func (p *Place) OutOfReach() (gone bool, why error) {
 	case p.Gone():
 		return true, fmt.Errorf("%s: its network namespace is gone", p.of.Record.NetNS.Path)
 	case p.HostGone:
-		return false, fmt.Errorf("the namespace %s that its plugins ran in is gone: %w", p.of.RecordedHost(), ErrHostNetNS)
+		return false, fmt.Errorf("the namespace %s that its plugins ran in is gone: %w", p.of.RecordedHost(), outcome.ErrHostNetNS)
 	case p.IsAbandoned():
-		return false, fmt.Errorf("%s no longer leads to its namespace, which is kept at %s: %w", p.of.Record.NetNS.Path, p.Path, ErrInvalidNetNS)
+		return false, fmt.Errorf("%s no longer leads to its namespace, which is kept at %s: %w", p.of.Record.NetNS.Path, p.Path, outcome.ErrInvalidNetNS)
 	}
 	return false, nil
 }

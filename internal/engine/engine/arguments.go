@@ -9,6 +9,7 @@ import (
 	"github.com/containernetworking/cni/pkg/utils"
 
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // maxCacheName is the longest file name of the usual file systems. libcni caches a
@@ -19,10 +20,10 @@ const maxCacheName = 255
 // '_', '.', '-' (CNI specification 1.1.0, section 2).
 func ValidateID(id record.ID) error {
 	if err := utils.ValidateContainerID(string(id)); err != nil {
-		return fmt.Errorf("container ID %q: %w: %w", id, err, ErrInvalidArgument)
+		return fmt.Errorf("container ID %q: %w: %w", id, err, outcome.ErrInvalidArgument)
 	}
 	if len(id) > maxCacheName {
-		return fmt.Errorf("container ID of %d bytes is too long: %w", len(id), ErrInvalidArgument)
+		return fmt.Errorf("container ID of %d bytes is too long: %w", len(id), outcome.ErrInvalidArgument)
 	}
 	return nil
 }
@@ -31,11 +32,11 @@ func ValidateID(id record.ID) error {
 // earlier version may have made, and that libcni can cache its result.
 func ValidateAttachmentName(network, id, ifName string) error {
 	if err := utils.ValidateInterfaceName(ifName); err != nil {
-		return fmt.Errorf("interface name %q: %w: %w", ifName, err, ErrInvalidArgument)
+		return fmt.Errorf("interface name %q: %w: %w", ifName, err, outcome.ErrInvalidArgument)
 	}
 	if n := len(network) + len(id) + len(ifName) + 2; n > maxCacheName {
 		return fmt.Errorf("network %q, container ID and interface name take %d bytes together, %d are allowed: %w",
-			network, n, maxCacheName, ErrInvalidArgument)
+			network, n, maxCacheName, outcome.ErrInvalidArgument)
 	}
 	return nil
 }
@@ -45,10 +46,10 @@ func ValidateAttachmentName(network, id, ifName string) error {
 // record and in the plugins' requests.
 func ValidateIfName(name string) error {
 	if err := utils.ValidateInterfaceName(name); err != nil {
-		return fmt.Errorf("%w: %w", err, ErrInvalidArgument)
+		return fmt.Errorf("%w: %w", err, outcome.ErrInvalidArgument)
 	}
 	if strings.Contains(name, "%") {
-		return fmt.Errorf("the kernel replaces %%d by a number and takes no other '%%': %w", ErrInvalidArgument)
+		return fmt.Errorf("the kernel replaces %%d by a number and takes no other '%%': %w", outcome.ErrInvalidArgument)
 	}
 	return nil
 }
@@ -62,12 +63,12 @@ func CheckMetadata(values map[string]string) error {
 	size := 0
 	for k, v := range values {
 		if k == "" {
-			return fmt.Errorf("metadata with an empty key: %w", ErrInvalidArgument)
+			return fmt.Errorf("metadata with an empty key: %w", outcome.ErrInvalidArgument)
 		}
 		size += len(k) + len(v)
 	}
 	if size > maxMetadata {
-		return fmt.Errorf("metadata of %d bytes, %d are allowed: %w", size, maxMetadata, ErrInvalidArgument)
+		return fmt.Errorf("metadata of %d bytes, %d are allowed: %w", size, maxMetadata, outcome.ErrInvalidArgument)
 	}
 	return nil
 }
@@ -80,7 +81,7 @@ func (eng *Engine) SetMetadata(ctx context.Context, id record.ID, values map[str
 	}
 	defer op.end()
 	if err = op.loadWhole(); err == nil && (op.c.Recorded.Record == nil || op.c.Recorded.Record.Warm) {
-		err = ErrNotAttached
+		err = outcome.ErrNotAttached
 	}
 	if err != nil {
 		return err
@@ -96,7 +97,7 @@ func (eng *Engine) SetMetadata(ctx context.Context, id record.ID, values map[str
 		own = append(own, n)
 	}
 	if own == nil {
-		return ErrNotAttached
+		return outcome.ErrNotAttached
 	}
 	for _, n := range own {
 		if maps.Equal(n.Metadata, Merge(n.Metadata, values)) {

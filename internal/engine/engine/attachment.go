@@ -15,6 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/outcome"
 )
 
 // attachment is one network of an operation.
@@ -112,7 +113,7 @@ func (a *attachment) unfinished() error {
 		return fmt.Errorf("interface %s of network %q could not be removed: %s", n.IfName, n.Network, n.LastError)
 	}
 	if alive, err := a.op.eng.Store.RuntimeAlive(a.op.c.Recorded.Record); alive || err != nil {
-		return Join(fmt.Errorf("interface %s of network %q is being attached or detached: %w", n.IfName, n.Network, ErrBusy), err)
+		return Join(fmt.Errorf("interface %s of network %q is being attached or detached: %w", n.IfName, n.Network, outcome.ErrBusy), err)
 	}
 	return fmt.Errorf("interface %s of network %q: a Setup or Remove was cut short; Recover or Remove removes it", n.IfName, n.Network)
 }
@@ -148,8 +149,8 @@ func (a *attachment) note(key string, value any) error {
 }
 
 // error returns an Error that names the network and the container.
-func (a *attachment) error(verb string, err error) *Error {
-	return &Error{Op: verb, Network: a.plan.Network.Config.Name, ContainerID: string(a.op.c.Recorded.ID), IfName: a.plan.IfName, Err: err}
+func (a *attachment) error(verb string, err error) *outcome.Error {
+	return &outcome.Error{Op: verb, Network: a.plan.Network.Config.Name, ContainerID: string(a.op.c.Recorded.ID), IfName: a.plan.IfName, Err: err}
 }
 
 // errors turns the error of a verb on the attachment into Errors. A plugin's is
@@ -170,11 +171,11 @@ func (a *attachment) errors(verb string, err error) error {
 }
 
 // pluginErrors returns the Errors that err wraps; after a DEL there can be several.
-func pluginErrors(err error) []*Error {
-	var all []*Error
+func pluginErrors(err error) []*outcome.Error {
+	var all []*outcome.Error
 	switch e := err.(type) {
-	case *Error:
-		return []*Error{e}
+	case *outcome.Error:
+		return []*outcome.Error{e}
 	case interface{ Unwrap() error }:
 		return pluginErrors(e.Unwrap())
 	case interface{ Unwrap() []error }:
@@ -280,5 +281,5 @@ func (eng *Engine) RefuseInside(ctx context.Context) error {
 		of = " of container " + string(call.ContainerID)
 	}
 	return fmt.Errorf("%w: %q, at %s%s, would wait for itself; have it delegate, or call when it has returned",
-		ErrInsidePlugin, call.Plugin, call.Verb, of)
+		outcome.ErrInsidePlugin, call.Plugin, call.Verb, of)
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/outcome"
 )
 
 // Retry says how often an ADD is tried; see cni.Retry.
@@ -34,7 +36,7 @@ func transientWords() []string {
 
 // isTransient reports whether every failure is transient, and was undone.
 func isTransient(err error) bool {
-	if errors.As(err, new(*rollbackError)) || errors.Is(err, ErrPortInUse) {
+	if errors.As(err, new(*rollbackError)) || errors.Is(err, outcome.ErrPortInUse) {
 		return false
 	}
 	all := pluginErrors(err)

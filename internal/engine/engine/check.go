@@ -18,13 +18,14 @@ import (
 	"github.com/embedcni/cni/internal/run/invoke"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // Check asks the plugins of the attachments for CHECK.
 func (eng *Engine) Check(ctx context.Context, c *Call) error {
 	op, err := eng.begin(c, "CHECK")
-	if errors.Is(err, ErrInvalidNetNS) && !isKnown(eng, c.ID) {
-		err = fmt.Errorf("%w; and it is %w", err, ErrNotAttached)
+	if errors.Is(err, outcome.ErrInvalidNetNS) && !isKnown(eng, c.ID) {
+		err = fmt.Errorf("%w; and it is %w", err, outcome.ErrNotAttached)
 	}
 	if err == nil {
 		defer op.end()
@@ -53,7 +54,7 @@ func recallToCheck(ctx context.Context, op *operation) error {
 		err = op.c.EnterHost(false)
 	}
 	if err == nil && op.c.Place.HostGone {
-		return fmt.Errorf("the host network namespace %s is gone: %w", op.c.Recorded.RecordedHost(), ErrHostNetNS)
+		return fmt.Errorf("the host network namespace %s is gone: %w", op.c.Recorded.RecordedHost(), outcome.ErrHostNetNS)
 	}
 	return err
 }
@@ -81,7 +82,7 @@ func check(ctx context.Context, a *attachment) (err error) {
 	if err == nil {
 		err = a.chain().Check(ctx, &a.plan.Attachment, a.progress.partial)
 		if errors.Is(err, libcni.ErrorCheckNotSupp) {
-			err = &tagged{err, ErrNoCheck}
+			err = &tagged{err, outcome.ErrNoCheck}
 		}
 	}
 	return a.errors("CHECK", err)
@@ -92,7 +93,7 @@ func check(ctx context.Context, a *attachment) (err error) {
 func recorded(a *attachment) (*attachment, error) {
 	n := a.entry()
 	if n == nil || n.Network != a.plan.Network.Config.Name || !n.Answered() {
-		return a, fmt.Errorf("%s of network %q: %w", a.plan.IfName, a.plan.Network.Config.Name, ErrNotAttached)
+		return a, fmt.Errorf("%s of network %q: %w", a.plan.IfName, a.plan.Network.Config.Name, outcome.ErrNotAttached)
 	}
 	recorded, err := a.op.fromEntry(n)
 	if err != nil {
@@ -139,12 +140,12 @@ func (a *attachment) compare(ctx context.Context, v *contract.View) *health.Part
 }
 
 // checkFailed returns the failed CHECK as a difference.
-func checkFailed(c *health.Part) Difference {
-	d := Difference{
-		Network: c.Network, IfName: c.IfName, Kind: kindCheck, Err: c.Asked.Failed,
+func checkFailed(c *health.Part) outcome.Difference {
+	d := outcome.Difference{
+		Network: c.Network, IfName: c.IfName, Kind: string(contract.FailedCheck), Err: c.Asked.Failed,
 		Why: "only the plugin knows more; Remove and Setup attach the container again",
 	}
-	if e := (*Error)(nil); errors.As(c.Asked.Failed, &e) {
+	if e := (*outcome.Error)(nil); errors.As(c.Asked.Failed, &e) {
 		d.Plugin = e.Plugin
 	}
 	return d
@@ -199,7 +200,7 @@ func (l *look) askOne(ctx context.Context, e *health.Container) {
 		case err != nil:
 			notAsked(c, err)
 		case a == nil || a.unfinished() != nil:
-			notAsked(c, fmt.Errorf("it changes: %w", ErrBusy))
+			notAsked(c, fmt.Errorf("it changes: %w", outcome.ErrBusy))
 		default:
 			checking{a, c}.ask(ctx)
 		}
@@ -213,7 +214,7 @@ func (l *look) beginAsking(ctx context.Context, id record.ID) (*operation, attac
 	if err != nil {
 		return nil, nil, err
 	}
-	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
+	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, outcome.ErrBusy)
 	defer cancel()
 	if err := op.lock(brief, container.Access{Waiting: container.Looking}); err != nil {
 		op.c.Close()
@@ -245,7 +246,7 @@ func (q checking) ask(ctx context.Context) {
 	case !list.CanCheck():
 		if len(part.Uncompared) > 0 {
 			old := fmt.Errorf("configuration version %q %w", list.List.CNIVersion, libcni.ErrorCheckNotSupp)
-			part.Asked.Unknown = q.a.errors("CHECK", &tagged{old, ErrNoCheck})
+			part.Asked.Unknown = q.a.errors("CHECK", &tagged{old, outcome.ErrNoCheck})
 		}
 		return
 	}
@@ -317,18 +318,18 @@ func (q checking) excuse(ctx context.Context, call chain.Call) (e contract.Excus
 // unanswered returns the error of a CHECK with its kind, if it says nothing about the
 // container; nil if it is the plugin's own answer.
 func unanswered(err error) error {
-	var e *Error
+	var e *outcome.Error
 	var exit *invoke.ExitError
-	kinds := []error{context.DeadlineExceeded, context.Canceled, ErrPluginNotFound, ErrInsecureFile}
+	kinds := []error{context.DeadlineExceeded, context.Canceled, outcome.ErrPluginNotFound, outcome.ErrInsecureFile}
 	switch {
 	case slices.ContainsFunc(kinds, func(kind error) bool { return errors.Is(err, kind) }), !errors.As(err, &e):
 		return err
 	case e.Code == types.ErrTryAgainLater || e.Code == codeNotAvailable:
-		return &tagged{err, ErrPluginNotReady}
+		return &tagged{err, outcome.ErrPluginNotReady}
 	case e.Code != 0:
 		return nil
 	case errors.As(err, &exit) && exit.Signal != 0:
-		return &tagged{err, ErrPluginKilled}
+		return &tagged{err, outcome.ErrPluginKilled}
 	}
-	return &tagged{err, ErrNoAnswer}
+	return &tagged{err, outcome.ErrNoAnswer}
 }

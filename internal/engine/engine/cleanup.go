@@ -15,6 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // CleanUpTarget names an attachment; see cni.CleanUpTarget.
@@ -57,7 +58,7 @@ func cleanUp(ctx context.Context, eng *Engine, t CleanUpTarget, entered *leftove
 	}
 	defer f.op.end()
 	if f.op.c.Place.Host.Handle == nil {
-		return nil, ErrNotSupported
+		return nil, outcome.ErrNotSupported
 	}
 	a, err := f.attachment()
 	if err != nil {
@@ -76,7 +77,7 @@ func cleanUp(ctx context.Context, eng *Engine, t CleanUpTarget, entered *leftove
 		return found, err
 	}
 	if left, err := leftovers.Clear(ctx, target, items, f.op.log()); len(left) > 0 || err != nil {
-		return found, &LeftoverError{ContainerID: string(id), Left: left, Err: err}
+		return found, &outcome.LeftoverError{ContainerID: string(id), Left: left, Err: err}
 	}
 	return found, f.forget(a)
 }
@@ -86,20 +87,20 @@ func cleanUp(ctx context.Context, eng *Engine, t CleanUpTarget, entered *leftove
 func (t CleanUpTarget) validate() (*libcni.NetworkConfigList, error) {
 	err := Join(ValidateID(record.ID(t.ContainerID)), ValidateAttachmentName(t.Network, t.ContainerID, t.IfName))
 	if bad := conflist.ValidateName(t.Network); bad != nil {
-		err = Join(err, fmt.Errorf("network name: %w: %w", bad, ErrInvalidArgument))
+		err = Join(err, fmt.Errorf("network name: %w: %w", bad, outcome.ErrInvalidArgument))
 	}
 	if slices.ContainsFunc(t.Addresses, func(a netip.Addr) bool { return !a.IsValid() }) {
-		err = Join(err, fmt.Errorf("one of the addresses is the zero Addr: %w", ErrInvalidArgument))
+		err = Join(err, fmt.Errorf("one of the addresses is the zero Addr: %w", outcome.ErrInvalidArgument))
 	}
 	if err != nil || len(t.Config) == 0 {
 		return nil, err
 	}
 	list, err := conflist.Parse(t.Config)
 	if err != nil {
-		return nil, fmt.Errorf("configuration: %w: %w", err, ErrInvalidConfig)
+		return nil, fmt.Errorf("configuration: %w: %w", err, outcome.ErrInvalidConfig)
 	}
 	if list.Name != t.Network {
-		return nil, fmt.Errorf("the configuration is of network %q: %w", list.Name, ErrInvalidArgument)
+		return nil, fmt.Errorf("the configuration is of network %q: %w", list.Name, outcome.ErrInvalidArgument)
 	}
 	return list, nil
 }
@@ -245,7 +246,7 @@ func (f *forced) forget(a *attachment) error {
 		err = Join(err, f.op.forget([]*attachment{a}))
 	}
 	if err != nil {
-		return &LeftoverError{ContainerID: string(f.op.c.Recorded.ID), Left: f.known.lines(), Err: err}
+		return &outcome.LeftoverError{ContainerID: string(f.op.c.Recorded.ID), Left: f.known.lines(), Err: err}
 	}
 	return nil
 }

@@ -39,7 +39,7 @@
 //     addresses are on the disk, and with the last one the record. Errors of DELs that the
 //     sweep covers are logged, or returned if the options want them.
 //  5. Otherwise the attachments stay on record with the reason, for the next attempt, and the
-//     error is a [LeftoverError].
+//     error is an [outcome.LeftoverError].
 //
 // Calls for many containers are objects of their own: a collection is a GC, a recovery a
 // Recover, a look compares containers for Health and for a Recover, repairs add what is

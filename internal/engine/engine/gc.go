@@ -16,6 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // GCOptions say what stays; see cni.GCOptions.
@@ -32,7 +33,7 @@ type GCOptions struct {
 type collection struct {
 	eng    *Engine
 	o      GCOptions
-	report *Report
+	report *outcome.Report
 
 	// What remains when the containers that are not wanted have been removed. Nobody adds
 	// to it meanwhile.
@@ -43,8 +44,8 @@ type collection struct {
 }
 
 // GC removes what is on record and not wanted.
-func (eng *Engine) GC(ctx context.Context, o GCOptions) (_ *Report, err error) {
-	g := &collection{eng: eng, o: o, report: &Report{}}
+func (eng *Engine) GC(ctx context.Context, o GCOptions) (_ *outcome.Report, err error) {
+	g := &collection{eng: eng, o: o, report: &outcome.Report{}}
 	if !o.DryRun {
 		if err := eng.RefuseInside(ctx); err != nil {
 			return nil, err
@@ -82,7 +83,7 @@ func (g *collection) collectDry(ctx context.Context) error {
 	for _, f := range own {
 		id := string(f.Record.ContainerID)
 		if err := untouchable(g.eng.Store.Records, f); err != nil {
-			g.report.add(outcome{id: nameOf(f), adopted: g.keeps(id), skipped: err})
+			fate{id: nameOf(f), adopted: g.keeps(id), skipped: err}.addTo(g.report)
 		} else if id != "" && !g.keeps(id) {
 			g.report.Removed = append(g.report.Removed, id)
 		}
@@ -131,13 +132,13 @@ func (g *collection) collectContainer(ctx context.Context, f record.Found, untou
 		g.report.Adopted = append(g.report.Adopted, id)
 		return
 	}
-	became := outcome{id: nameOf(f), adopted: keep, skipped: untouched}
+	became := fate{id: nameOf(f), adopted: keep, skipped: untouched}
 	if untouched == nil {
 		var err error
 		became.removed, err = g.remove(ctx, f.Record.ContainerID, func(op *operation) (attachments, bool) { return unsettledOf(op, keep) })
 		became.setAside(err)
 	}
-	g.report.add(became)
+	became.addTo(g.report)
 }
 
 // leftovers lists what remains, and finds the garbage among it.
@@ -286,7 +287,7 @@ func (g *collection) reclaimLost(ctx context.Context, key leftovers.Key, k lefto
 	for _, line := range found {
 		g.report.Reclaimed = append(g.report.Reclaimed, fmt.Sprintf("%s %s: %s", key.ContainerID, key.IfName, line))
 	}
-	if err != nil && !errors.Is(err, ErrNotSupported) {
+	if err != nil && !errors.Is(err, outcome.ErrNotSupported) {
 		return fmt.Errorf("reclaim %s of container %s on network %q: %w", key.IfName, key.ContainerID, key.Network, err)
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/engine/leftovers"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // collectIf is collect for KeepIf. It leaves reservations alone that are on no record:
@@ -23,7 +24,7 @@ func (g *collection) collectIf(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 		if !f.Record.Warm { // Recover removes those that nobody can take any more
-			g.report.add(g.collectAttachments(ctx, f))
+			g.collectAttachments(ctx, f).addTo(g.report)
 		}
 	}
 	slices.Sort(g.report.Adopted)
@@ -40,7 +41,7 @@ func (g *collection) collectIf(ctx context.Context) error {
 }
 
 // collectAttachments removes those attachments of a container that KeepIf does not keep.
-func (g *collection) collectAttachments(ctx context.Context, f record.Found) (became outcome) {
+func (g *collection) collectAttachments(ctx context.Context, f record.Found) (became fate) {
 	became.id = nameOf(f)
 	if f.Err != nil { // which attachments it has is not known for certain
 		became.skipped = AsRecordError(g.eng.Store.Records, f.Record.ContainerID, f.File, f.Err)
@@ -131,8 +132,8 @@ func (g *collection) unkept(rec *record.Record) (going map[string]bool, stay boo
 }
 
 // RetryRemovals tries failed removals again whose time has come.
-func (eng *Engine) RetryRemovals(ctx context.Context) (*Report, error) {
-	r := &Report{}
+func (eng *Engine) RetryRemovals(ctx context.Context) (*outcome.Report, error) {
+	r := &outcome.Report{}
 	if err := eng.RefuseInside(ctx); err != nil {
 		return nil, err
 	}
@@ -147,22 +148,22 @@ func (eng *Engine) RetryRemovals(ctx context.Context) (*Report, error) {
 		if ctx.Err() != nil {
 			return r, context.Cause(ctx)
 		}
-		o := outcome{id: string(f.Record.ContainerID), skipped: errNotYet}
+		o := fate{id: string(f.Record.ContainerID), skipped: errNotYet}
 		if f.Record.IsDue(eng.opts.Owner, time.Now()) {
 			o.skipped = nil
 			o.removed, o.err = removeFailed(ctx, eng, f.Record.ContainerID)
-			if errors.Is(o.err, ErrBusy) || errors.Is(o.err, errNotYet) {
+			if errors.Is(o.err, outcome.ErrBusy) || errors.Is(o.err, errNotYet) {
 				o.skipped, o.err = o.err, nil
 			}
 		}
-		r.add(o)
+		o.addTo(r)
 	}
 	return r, nil
 }
 
 // removeFailed removes those attachments of a container whose removal has failed before.
 func removeFailed(ctx context.Context, eng *Engine, id record.ID) (removed bool, err error) {
-	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
+	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, outcome.ErrBusy)
 	defer cancel()
 	return removeChosen(brief, eng, id, container.Access{}, func(op *operation) (attachments, bool) {
 		if op.c.Recorded.Damaged {

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -16,6 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/outcome"
 )
 
 // HealthOptions say what to look at; see cni.HealthOptions.
@@ -27,68 +27,9 @@ type HealthOptions struct {
 	CheckBudget  time.Duration
 }
 
-// Health is the verdict on one container; see cni.Health.
-type Health struct {
-	ContainerID string
-	State       health.State
-	Differences []Difference
-	Reason      error
-	Uncompared  []string
-}
-
-// Err returns nil if the container is healthy, and otherwise an error with the
-// differences and the reason. errors.Is and errors.As find what Reason and the
-// differences wrap.
-func (h Health) Err() error {
-	if h.State == health.Healthy {
-		return nil
-	}
-	var errs []error
-	for _, d := range h.Differences {
-		errs = append(errs, d.Err)
-	}
-	err := Join(append(errs, h.Reason)...)
-	if err == nil && h.State == health.NotAttached {
-		return fmt.Errorf("container %s is %w", h.ContainerID, ErrNotAttached)
-	}
-	return err
-}
-
-// String has a line for the container, and one for each difference.
-func (h Health) String() string {
-	line := fmt.Sprintf("%s: %s", h.ContainerID, h.State)
-	if h.Reason != nil {
-		line += ": " + h.Reason.Error()
-	}
-	if len(h.Uncompared) > 0 {
-		line += "; not compared: " + strings.Join(h.Uncompared, ", ")
-	}
-	for _, d := range h.Differences {
-		line += "\n  " + d.String()
-	}
-	return line
-}
-
-// MarshalJSON encodes the verdict as an object with the names of its fields. Reason
-// becomes its text.
-func (h Health) MarshalJSON() ([]byte, error) {
-	type plain Health
-	return json.Marshal(struct {
-		plain
-		Reason string
-	}{plain(h), textOf(h.Reason)})
-}
-
-func textOf(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
 // verdictOn returns the verdict on a container that was looked at.
-func verdictOn(e *health.Container) Health {
-	v := Health{ContainerID: nameOf(e.Found), State: e.State, Reason: e.Reason}
+func verdictOn(e *health.Container) outcome.Health {
+	v := outcome.Health{ContainerID: nameOf(e.Found), State: e.State, Reason: e.Reason}
 	var noted error
 	for _, c := range e.Parts {
 		for _, d := range c.Differences {
@@ -106,11 +47,11 @@ func verdictOn(e *health.Container) Health {
 	switch {
 	case v.State != health.Compared:
 	case len(v.Differences) > 0:
-		v.State = health.Broken
+		v.State = outcome.StateBroken
 	case v.Reason != nil:
-		v.State = health.Unknown
+		v.State = outcome.StateUnknown
 	default:
-		v.State, v.Reason = health.Healthy, noted
+		v.State, v.Reason = outcome.StateHealthy, noted
 	}
 	return v
 }
@@ -124,7 +65,7 @@ type look struct {
 }
 
 // Health looks at containers, and returns the verdict on each.
-func (eng *Engine) Health(ctx context.Context, o HealthOptions) (verdicts []Health, err error) {
+func (eng *Engine) Health(ctx context.Context, o HealthOptions) (verdicts []outcome.Health, err error) {
 	if err := eng.RefuseInside(ctx); err != nil {
 		return nil, err
 	}
@@ -158,17 +99,17 @@ func (eng *Engine) Health(ctx context.Context, o HealthOptions) (verdicts []Heal
 		return nil, context.Cause(ctx)
 	}
 	for _, e := range all {
-		if e.State != health.NotAttached || !l.own {
+		if e.State != outcome.StateNotAttached || !l.own {
 			verdicts = append(verdicts, verdictOn(e))
 		}
 	}
-	slices.SortFunc(verdicts, func(a, b Health) int { return strings.Compare(a.ContainerID, b.ContainerID) })
+	slices.SortFunc(verdicts, func(a, b outcome.Health) int { return strings.Compare(a.ContainerID, b.ContainerID) })
 	return verdicts, nil
 }
 
 // named returns the records of containers, and the verdicts on those that are not on
 // record.
-func (l *look) named(ids []string) (found []record.Found, off []Health, err error) {
+func (l *look) named(ids []string) (found []record.Found, off []outcome.Health, err error) {
 	ids = slices.Clone(ids)
 	slices.Sort(ids)
 	for _, id := range slices.Compact(ids) {
@@ -191,15 +132,15 @@ func (l *look) named(ids []string) (found []record.Found, off []Health, err erro
 }
 
 // offRecord returns the verdict on a container that is not on record.
-func (l *look) offRecord(id string) (Health, error) {
+func (l *look) offRecord(id string) (outcome.Health, error) {
 	cached, err := chain.AllCached(l.eng.opts.StateDir, id)
 	if err != nil {
-		return Health{}, err
+		return outcome.Health{}, err
 	}
 	if len(cached) > 0 {
-		return Health{ContainerID: id, State: health.Unknown, Reason: errOnlyCached}, nil
+		return outcome.Health{ContainerID: id, State: outcome.StateUnknown, Reason: errOnlyCached}, nil
 	}
-	return Health{ContainerID: id, State: health.NotAttached}, nil
+	return outcome.Health{ContainerID: id, State: outcome.StateNotAttached}, nil
 }
 
 // errOnlyCached: nothing says in which namespace the plugins ran, nor which.
@@ -208,24 +149,24 @@ var errOnlyCached = errors.New("it is in libcni's cache and not on record, since
 // elsewhere returns the verdict on a container that is not attached in the namespace of
 // which the caller knows the path. A container whose record does not say where it is
 // attached, or which is dead, has the verdict of the look.
-func (l *look) elsewhere(e *health.Container, paths map[string]string) (Health, bool) {
+func (l *look) elsewhere(e *health.Container, paths map[string]string) (outcome.Health, bool) {
 	path, ok := paths[string(e.Found.Record.ContainerID)]
-	if !ok || e.Found.Err != nil || e.State == health.Gone || e.State == health.NotAttached {
-		return Health{}, false
+	if !ok || e.Found.Err != nil || e.State == outcome.StateGone || e.State == outcome.StateNotAttached {
+		return outcome.Health{}, false
 	}
 	state, err := l.isAt(e.Found.Record.NetNS, path)
-	return Health{ContainerID: nameOf(e.Found), State: state, Reason: err}, err != nil
+	return outcome.Health{ContainerID: nameOf(e.Found), State: state, Reason: err}, err != nil
 }
 
 // isAt returns nil if the path leads to the recorded namespace. Otherwise it returns why
 // not, and what that makes of a container.
-func (l *look) isAt(recorded record.NetNS, path string) (health.State, error) {
+func (l *look) isAt(recorded record.NetNS, path string) (outcome.HealthState, error) {
 	h, _, err := l.host.OpenContainer(path, "CHECK")
 	switch {
 	case err != nil && !container.LeadsNowhere(err) && errors.As(err, new(syscall.Errno)):
-		return health.Unknown, err
+		return outcome.StateUnknown, err
 	case err != nil:
-		return health.Elsewhere, fmt.Errorf("it is attached in %s: %w", recorded.Path, err)
+		return outcome.StateElsewhere, fmt.Errorf("it is attached in %s: %w", recorded.Path, err)
 	case h == nil:
 		return "", nil // off Linux the path means nothing here
 	}
@@ -237,10 +178,10 @@ func (l *look) isAt(recorded record.NetNS, path string) (health.State, error) {
 	case now:
 		return "", nil
 	case netns.ID{}:
-		return health.Unknown, errors.New("its record does not say in which network namespace it is attached")
+		return outcome.StateUnknown, errors.New("its record does not say in which network namespace it is attached")
 	}
-	return health.Elsewhere, fmt.Errorf("it is attached in the network namespace %v, given as %s, and %s leads to %v: %w",
-		recorded.ID(), recorded.Path, path, now, ErrInvalidNetNS)
+	return outcome.StateElsewhere, fmt.Errorf("it is attached in the network namespace %v, given as %s, and %s leads to %v: %w",
+		recorded.ID(), recorded.Path, path, now, outcome.ErrInvalidNetNS)
 }
 
 // at looks at the containers of records.
@@ -275,7 +216,7 @@ func (l *look) examine(ctx context.Context, c *health.Container, looks *contract
 		all = slices.DeleteFunc(all, func(a *attachment) bool { return !a.own() })
 	}
 	if len(all) == 0 {
-		c.State = health.NotAttached
+		c.State = outcome.StateNotAttached
 		return nil
 	}
 	if c.State, c.Reason = op.outOfReach(); c.State == health.Compared {
@@ -293,57 +234,9 @@ func (l *look) operation(id record.ID) (*operation, error) {
 	return &operation{eng: l.eng, c: l.eng.Store.New(id, host)}, nil
 }
 
-// kindCheck is the kind of a difference that a plugin's CHECK has found.
-const kindCheck = "check"
-
-// Difference is one thing that is missing or different; see cni.Difference.
-type Difference struct {
-	Network, IfName, Plugin string
-	Kind                    string
-	Inside                  bool
-	Object, Wanted, Found   string
-	Repairable              bool
-	Why                     string
-	Err                     error
-}
-
-// MarshalJSON encodes the difference as an object with the names of its fields. Err
-// becomes its text.
-func (d Difference) MarshalJSON() ([]byte, error) {
-	type plain Difference
-	return json.Marshal(struct {
-		plain
-		Err string
-	}{plain(d), textOf(d.Err)})
-}
-
-// String says what differs.
-func (d Difference) String() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "network %q, interface %s, plugin %s: %s", d.Network, d.IfName, d.Plugin, d.Kind)
-	if d.Object != "" {
-		fmt.Fprintf(&b, " %s", d.Object)
-	}
-	if d.Inside {
-		b.WriteString(" in the container")
-	}
-	switch {
-	case d.Kind == kindCheck:
-		fmt.Fprintf(&b, ": %v", d.Err)
-	case d.Found == "":
-		b.WriteString(" is missing")
-	default:
-		fmt.Fprintf(&b, " is %s, not %s", d.Found, d.Wanted)
-	}
-	if !d.Repairable && d.Why != "" {
-		fmt.Fprintf(&b, " (not repairable: %s)", d.Why)
-	}
-	return b.String()
-}
-
 // differenceOf returns a difference of an attachment as callers see it.
-func differenceOf(network, ifName string, d contract.Difference) Difference {
-	public := Difference{
+func differenceOf(network, ifName string, d contract.Difference) outcome.Difference {
+	public := outcome.Difference{
 		Network: network, IfName: ifName, Plugin: d.Plugin, Kind: string(d.Kind), Inside: d.Inside,
 		Object: d.Object, Wanted: d.Wanted, Found: d.Found, Repairable: d.Fix != nil, Why: d.Why, Err: d.Err,
 	}

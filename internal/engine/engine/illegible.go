@@ -11,17 +11,18 @@ import (
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/lock"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // deleteIllegible deletes records whose owners cannot be read, unless a namespace is
 // kept for one, in which a container may be alive. It logs that nothing finds the other
 // leftovers of the containers. All are deleted at once, because a power cut can leave
 // many: records of lo alone are not synced.
-func (c *recovery) deleteIllegible(found []record.Found) (all []outcome) {
+func (c *recovery) deleteIllegible(found []record.Found) (all []fate) {
 	var free []record.Found
 	for _, f := range found {
 		if path := c.eng.Store.Pins.At(f.File); path != "" {
-			all = append(all, outcome{id: nameOf(f), skipped: fmt.Errorf("it names no owner, and %s keeps a namespace that may be a live container's; "+
+			all = append(all, fate{id: nameOf(f), skipped: fmt.Errorf("it names no owner, and %s keeps a namespace that may be a live container's; "+
 				"if it is not, unmount that and delete %s: %w", path, c.eng.Store.Records.Path(f.File), f.Err)})
 			continue
 		}
@@ -33,7 +34,7 @@ func (c *recovery) deleteIllegible(found []record.Found) (all []outcome) {
 	held, err := c.eng.Store.Locks.TryLockAll([]lock.Key{{Name: container.Barrier}}) // a Setup may be about to replace one
 	if held == nil {
 		for _, f := range free {
-			all = append(all, outcome{id: nameOf(f), skipped: Join(ErrBusy, err)})
+			all = append(all, fate{id: nameOf(f), skipped: Join(outcome.ErrBusy, err)})
 		}
 		return all
 	}
@@ -46,7 +47,7 @@ func (c *recovery) deleteIllegible(found []record.Found) (all []outcome) {
 }
 
 // deleteIllegibleAlone is deleteIllegible while no ADD or DEL is in progress.
-func (c *recovery) deleteIllegibleAlone(found []record.Found) (all []outcome) {
+func (c *recovery) deleteIllegibleAlone(found []record.Found) (all []fate) {
 	files := make(map[string]error)
 	for _, f := range found {
 		now, err := c.eng.Store.Records.LoadFile(f.File)
@@ -70,7 +71,7 @@ func (c *recovery) deleteIllegibleAlone(found []record.Found) (all []outcome) {
 		if err == nil {
 			err = c.eng.Store.Records.Discard(f.File)
 		}
-		o := outcome{id: nameOf(f), err: err}
+		o := fate{id: nameOf(f), err: err}
 		if err == nil {
 			deleted = append(deleted, f.File)
 			o.left = o.id + " says nothing and was deleted; if its container is known, Remove or CleanUp finds the leftovers"

@@ -11,6 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/ports"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // CapPortMappings is the capability of ports of the host that are forwarded.
@@ -39,7 +40,7 @@ func ValidMappings(mappings []Mapping) ([]Mapping, error) {
 		}
 		claims := claimsOf([]Mapping{p})
 		if ports.Overlap(claimed, claims) {
-			errs = append(errs, &tagged{fmt.Errorf("host port %s is mapped twice: %w", p, ErrInvalidArgument), ErrPortInUse})
+			errs = append(errs, &tagged{fmt.Errorf("host port %s is mapped twice: %w", p, outcome.ErrInvalidArgument), outcome.ErrPortInUse})
 		}
 		wire, claimed = append(wire, p), append(claimed, claims...)
 	}
@@ -57,7 +58,7 @@ func (m Mapping) whole() (Mapping, error) {
 		p.Protocol = "tcp"
 	}
 	invalid := func(format string, args ...any) (Mapping, error) {
-		return Mapping{}, fmt.Errorf("port mapping %s: %s: %w", p, fmt.Sprintf(format, args...), ErrInvalidArgument)
+		return Mapping{}, fmt.Errorf("port mapping %s: %s: %w", p, fmt.Sprintf(format, args...), outcome.ErrInvalidArgument)
 	}
 	if !slices.Contains(ports.Protocols(), p.Protocol) {
 		return invalid("protocol %q is none of tcp, udp, sctp", m.Protocol)
@@ -110,7 +111,7 @@ func NewAskedPorts(all []record.Port) (*askedPorts, error) {
 	for i := range asked {
 		p := &asked[i]
 		if p.Label != "" && labels[p.Label] {
-			errs = append(errs, fmt.Errorf("two ports have the label %q: %w", p.Label, ErrInvalidArgument))
+			errs = append(errs, fmt.Errorf("two ports have the label %q: %w", p.Label, outcome.ErrInvalidArgument))
 		}
 		labels[p.Label] = true
 		var protocols []string
@@ -118,7 +119,7 @@ func NewAskedPorts(all []record.Port) (*askedPorts, error) {
 			m.HostPort = cmp.Or(m.HostPort, 1)
 			w, err := m.whole()
 			if err == nil && slices.Contains(protocols, w.Protocol) {
-				err = fmt.Errorf("protocol %s is named twice: %w", w.Protocol, ErrInvalidArgument)
+				err = fmt.Errorf("protocol %s is named twice: %w", w.Protocol, outcome.ErrInvalidArgument)
 			}
 			if err != nil {
 				errs = append(errs, fmt.Errorf("port %s: %w", cmp.Or(p.Label, fmt.Sprint(i+1)), err))
@@ -159,7 +160,7 @@ func (a *Planned) AskPorts(asked *askedPorts) error {
 	}
 	mapped, ok := a.CapabilityArgs[CapPortMappings].([]Mapping)
 	if !ok && a.CapabilityArgs[CapPortMappings] != nil {
-		return fmt.Errorf("WithPorts beside a capability %s of another type than PortMapping: %w", CapPortMappings, ErrInvalidArgument)
+		return fmt.Errorf("WithPorts beside a capability %s of another type than PortMapping: %w", CapPortMappings, outcome.ErrInvalidArgument)
 	}
 	a.mapped, a.Ports = mapped, asked
 	return a.mapPorts()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/store/ports"
+	"github.com/embedcni/cni/outcome"
 )
 
 // Claims are read from the caller's values, and from the record's JSON: they must be the
@@ -46,7 +47,7 @@ func TestFault_F22_PortMappingThatCannotBe(t *testing.T) {
 		{Mapping{HostPort: 80, ContainerPort: 80, HostIP: "fe80::1%eth0"}, `has a zone`},
 	} {
 		got, err := ValidMappings([]Mapping{{HostPort: 1, ContainerPort: 1}, test.mapping})
-		expect.That(t, got == nil && errors.Is(err, ErrInvalidArgument) && strings.Contains(err.Error(), test.want),
+		expect.That(t, got == nil && errors.Is(err, outcome.ErrInvalidArgument) && strings.Contains(err.Error(), test.want),
 			"%+v: %v, %v; want ErrInvalidArgument with %q", test.mapping, got, err, test.want)
 	}
 }
@@ -70,7 +71,7 @@ func TestFault_F22_HostPortMappedTwice(t *testing.T) {
 		}
 		for _, both := range [][]Mapping{{mapping(test.a), mapping(test.b)}, {mapping(test.b), mapping(test.a)}} {
 			_, err := ValidMappings(both)
-			conflict := errors.Is(err, ErrInvalidArgument)
+			conflict := errors.Is(err, outcome.ErrInvalidArgument)
 			expect.That(t, conflict == test.conflict && (err != nil) == test.conflict, "%+v: %v, want a conflict: %v", both, err, test.conflict)
 			both[1].HostPort++
 			_, err = ValidMappings(both)
@@ -86,23 +87,4 @@ func TestEveryWrongMappingIsNamed(t *testing.T) {
 		"host port :5->6/tcp is mapped twice: invalid argument\n" +
 		"port mapping :1->-2/tcp: container port -2 is not 1 to 65535: invalid argument"
 	expect.That(t, err != nil && err.Error() == want, "error %v\nwant %s", err, want)
-}
-
-func TestHintsAtArgumentsAndCapabilities(t *testing.T) {
-	unknown := &Error{Op: "ADD", Network: "net", Plugin: "p", Code: 999, Msg: `ARGS: unknown args ["TIER=front"]`}
-	want := `; with WithArgs("IgnoreUnknown", "1") plugins ignore arguments that they do not know`
-	expect.That(t, strings.HasSuffix(unknown.Error(), want), "got %q, want %q at the end", unknown, want)
-	for _, tt := range []struct {
-		lacks []string
-		err   error
-		want  string
-	}{
-		{nil, nil, ""},
-		{nil, errors.New("no capget"), ""},
-		{[]string{"CAP_NET_ADMIN"}, nil, "; plugins need CAP_NET_ADMIN, which this process lacks"},
-		{[]string{"CAP_NET_ADMIN", "CAP_SYS_ADMIN"}, nil, "; plugins need CAP_NET_ADMIN and CAP_SYS_ADMIN, which this process lacks"},
-	} {
-		got := missing(tt.lacks, tt.err)
-		expect.That(t, got == tt.want, "%v, %v: got %q, want %q", tt.lacks, tt.err, got, tt.want)
-	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/engine/leftovers"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // operation is one call for a container in progress.
@@ -100,15 +101,15 @@ func (op *operation) lock(ctx context.Context, how container.Access) error {
 
 // outOfReach returns why a container cannot be compared with the kernel; the state is
 // health.Compared if it can. The recorded namespaces are open.
-func (op *operation) outOfReach() (health.State, error) {
+func (op *operation) outOfReach() (outcome.HealthState, error) {
 	gone, why := op.c.Place.OutOfReach()
 	switch {
 	case why == nil:
 		return health.Compared, nil
 	case gone:
-		return health.Gone, why
+		return outcome.StateGone, why
 	}
-	return health.Unknown, why
+	return outcome.StateUnknown, why
 }
 
 // lockedGrace is the time for which a container may be locked and still be

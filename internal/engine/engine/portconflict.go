@@ -1,72 +1,14 @@
 package engine
 
 import (
-	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/embedcni/cni/internal/store/ports"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
-
-// PortError says who has a port of the host that Setup was asked to forward. It is an
-// error, or a warning in Result.PortWarnings. errors.As finds the first of several.
-type PortError struct {
-	// The port that was asked for.
-	Protocol string     // tcp, udp or sctp
-	HostIP   netip.Addr // the zero Addr: all addresses of the host
-	HostPort int
-
-	// HolderIP is the address at which a container has the port; the zero Addr: all. It is
-	// HostIP if no container has it.
-	HolderIP netip.Addr
-
-	// The container that has the port, from its record: its interface, and the network
-	// to which that is attached. All are empty if no container has it. Of a container that
-	// another program attached, which is only in libcni's cache, Owner and State are empty.
-	ContainerID, Network, IfName string          `json:",omitempty"`
-	Owner                        string          `json:",omitempty"` // see WithOwner
-	State                        AttachmentState `json:",omitempty"`
-
-	// Err is ErrPortInUse, or ErrNotHostAddress. It is nil if read from JSON.
-	Err error `json:"-"`
-}
-
-// Unwrap returns the kind of the error.
-func (e *PortError) Unwrap() error { return e.Err }
-
-// Error names the port and who has it.
-func (e *PortError) Error() string {
-	if errors.Is(e.Err, ErrNotHostAddress) {
-		return fmt.Sprintf("host port %v: %v is %v", e.wanted(), e.HostIP, ErrNotHostAddress)
-	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "host port %v is in use", e.wanted())
-	if e.HolderIP != e.HostIP {
-		fmt.Fprintf(&b, ", as %v,", e.at(e.HolderIP))
-	}
-	switch {
-	case e.ContainerID != "":
-		fmt.Fprintf(&b, " by container %s, interface %s on network %q", e.ContainerID, e.IfName, e.Network)
-	default:
-		b.WriteString(" by a process of the host")
-	}
-	switch e.State {
-	case Attaching, Detaching:
-		fmt.Fprintf(&b, " (%s)", e.State)
-	case Failed:
-		b.WriteString(", which could not be removed: call Remove again")
-	}
-	return b.String()
-}
-
-func (e *PortError) wanted() ports.Claim { return e.at(e.HostIP) }
-
-func (e *PortError) at(addr netip.Addr) ports.Claim {
-	return ports.Claim{Protocol: e.Protocol, Addr: addr, Port: uint16(e.HostPort)}
-}
 
 // portRangeError says that Setup could not choose ports: too few of the range are free. It
 // wraps ErrPortInUse.
@@ -88,7 +30,7 @@ type ownedPorts struct {
 }
 
 // Unwrap returns ErrPortInUse.
-func (e *portRangeError) Unwrap() error { return ErrPortInUse }
+func (e *portRangeError) Unwrap() error { return outcome.ErrPortInUse }
 
 // Error names the range, and who has its ports.
 func (e *portRangeError) Error() string {
@@ -117,11 +59,11 @@ type takenPorts struct {
 
 func (e *takenPorts) Unwrap() error { return e.error }
 
-func heldBy(h ports.Holder, c ports.Claim) *PortError {
-	return &PortError{
+func heldBy(h ports.Holder, c ports.Claim) *outcome.PortError {
+	return &outcome.PortError{
 		Protocol: c.Protocol, HostIP: c.Addr, HostPort: int(c.Port), HolderIP: h.Claim.Addr,
 		ContainerID: string(h.Record.ContainerID), Network: h.Attachment.Network, IfName: h.Attachment.IfName,
-		Owner: h.Record.OwnerOf(h.Attachment), State: StateOf(h.Record, h.Attachment), Err: ErrPortInUse,
+		Owner: h.Record.OwnerOf(h.Attachment), State: StateOf(h.Record, h.Attachment), Err: outcome.ErrPortInUse,
 	}
 }
 
@@ -160,19 +102,19 @@ func (r *reservation) refuseCached(wanted []ports.Claim) (taken []uint16, err er
 // that the host does not have. With WithStrictPorts it refuses them.
 func (r *reservation) lookAt(wanted []ports.Claim) error {
 	taken, err := r.op.c.Place.Host.BoundByOthers(wanted, r.op.log())
-	var found []*PortError
+	var found []*outcome.PortError
 	for _, c := range taken {
-		found = append(found, onHost(c, ErrPortInUse))
+		found = append(found, onHost(c, outcome.ErrPortInUse))
 	}
 	return r.judge(found, err, wanted)
 }
 
 // judge adds conflicts to the warnings, and those of the claims whose addresses the host
 // does not have. With WithStrictPorts it returns them.
-func (r *reservation) judge(found []*PortError, err error, claims []ports.Claim) error {
+func (r *reservation) judge(found []*outcome.PortError, err error, claims []ports.Claim) error {
 	foreign, ferr := ports.Foreign(claims, r.op.c.Place.Host.HasAddress)
 	for _, c := range foreign {
-		found = append(found, onHost(c, ErrNotHostAddress))
+		found = append(found, onHost(c, outcome.ErrNotHostAddress))
 	}
 	err = Join(err, ferr)
 	if r.op.eng.opts.StrictPorts {
@@ -192,6 +134,6 @@ func (r *reservation) judge(found []*PortError, err error, claims []ports.Claim)
 }
 
 // onHost returns the error for a wanted port that no container has.
-func onHost(c ports.Claim, kind error) *PortError {
-	return &PortError{Protocol: c.Protocol, HostIP: c.Addr, HostPort: int(c.Port), HolderIP: c.Addr, Err: kind}
+func onHost(c ports.Claim, kind error) *outcome.PortError {
+	return &outcome.PortError{Protocol: c.Protocol, HostIP: c.Addr, HostPort: int(c.Port), HolderIP: c.Addr, Err: kind}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // write records the attachments on the disk, and pins the container's namespace,
@@ -106,7 +107,7 @@ func rawMap(values map[string]any) (map[string]json.RawMessage, error) {
 	for key, value := range values {
 		data, err := json.Marshal(value)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w: %w", key, err, ErrInvalidArgument)
+			return nil, fmt.Errorf("%s: %w: %w", key, err, outcome.ErrInvalidArgument)
 		}
 		raw[key] = data
 	}
@@ -181,7 +182,7 @@ func (op *operation) fromRecord() (all attachments, err error) {
 func (op *operation) fromEntry(n *record.Attachment) (*attachment, error) {
 	list, err := op.eng.parsed.Parse(n.Config)
 	if err != nil {
-		return nil, fmt.Errorf("recorded configuration of network %q: %w: %w", n.Network, err, ErrInvalidConfig)
+		return nil, fmt.Errorf("recorded configuration of network %q: %w: %w", n.Network, err, outcome.ErrInvalidConfig)
 	}
 	a := op.attachment(&Network{Config: list, IfName: n.IfName}, n.IfName)
 	a.progress.state, a.progress.partial = n.State, chain.Partial(n.Result)

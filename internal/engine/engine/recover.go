@@ -13,10 +13,11 @@ import (
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // Recover adopts the containers that live, and removes the others.
-func (eng *Engine) Recover(ctx context.Context) (_ *Report, err error) {
+func (eng *Engine) Recover(ctx context.Context) (_ *outcome.Report, err error) {
 	if err := eng.RefuseInside(ctx); err != nil {
 		return nil, err
 	}
@@ -25,12 +26,12 @@ func (eng *Engine) Recover(ctx context.Context) (_ *Report, err error) {
 		return nil, err
 	}
 	defer func() { err = Join(err, host.Close()) }()
-	r := &Report{}
+	r := &outcome.Report{}
 	found, err := owned(eng, false, r)
 	if err != nil {
 		return nil, err
 	}
-	c := &recovery{eng: eng, look: &look{eng: eng, host: host, own: true}, repaired: make(map[record.ID][]Difference)}
+	c := &recovery{eng: eng, look: &look{eng: eng, host: host, own: true}, repaired: make(map[record.ID][]outcome.Difference)}
 	err = c.all(ctx, found, r)
 	if err == nil {
 		err = eng.Store.TidyAlone()
@@ -44,7 +45,7 @@ type recovery struct {
 	look   *look
 	looked map[record.ID]*health.Container // before any container was locked
 	// repaired are the parts that were made again before each container was recovered.
-	repaired map[record.ID][]Difference
+	repaired map[record.ID][]outcome.Difference
 	endBy    time.Time // when those that come last have ended, if they are about to
 }
 
@@ -53,13 +54,13 @@ type recovery struct {
 const lockedAtOnce = 64
 
 // all recovers the containers, last those that are locked, or perhaps about to end.
-func (c *recovery) all(ctx context.Context, found []record.Found, report *Report) error {
+func (c *recovery) all(ctx context.Context, found []record.Found, report *outcome.Report) error {
 	var ids, again []record.ID
 	var whole, illegible []record.Found
 	for _, f := range found {
 		if err := untouchable(c.eng.Store.Records, f); err != nil {
 			c.eng.opts.Logger.Warn("a container is left alone", "record", f.File, "reason", err)
-			report.add(outcome{id: nameOf(f), skipped: err})
+			fate{id: nameOf(f), skipped: err}.addTo(report)
 			continue
 		}
 		if f.Record.ContainerID == "" {
@@ -72,7 +73,7 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 		}
 	}
 	for _, o := range c.deleteIllegible(illegible) {
-		report.add(o)
+		o.addTo(report)
 	}
 	c.looked = make(map[record.ID]*health.Container, len(whole))
 	for _, e := range c.look.at(ctx, whole) {
@@ -83,11 +84,11 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 	defer cancel()
 	for _, last := range []bool{false, true} {
 		for _, o := range c.each(ctx, asking, ids, last) {
-			if !last && (o.ending || errors.Is(o.skipped, ErrBusy)) {
+			if !last && (o.ending || errors.Is(o.skipped, outcome.ErrBusy)) {
 				again = append(again, record.ID(o.id))
 				continue
 			}
-			report.add(o)
+			o.addTo(report)
 		}
 		ids, c.endBy = again, time.Now().Add(container.EndsWithin)
 	}
@@ -99,12 +100,12 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 
 // each recovers containers in parallel. It returns the outcomes, in order, of the
 // containers that it reached before ctx ended. asking is the context of CHECKs.
-func (c *recovery) each(ctx, asking context.Context, ids []record.ID, last bool) []outcome {
+func (c *recovery) each(ctx, asking context.Context, ids []record.ID, last bool) []fate {
 	workers := atOnce
 	if last {
 		workers = lockedAtOnce
 	}
-	all := make([]outcome, len(ids))
+	all := make([]fate, len(ids))
 	thread.Each(len(ids), workers, func(i int) {
 		if ctx.Err() == nil {
 			err := thread.Try(func() error {
@@ -112,14 +113,14 @@ func (c *recovery) each(ctx, asking context.Context, ids []record.ID, last bool)
 				return nil
 			})
 			if err != nil {
-				all[i] = outcome{id: string(ids[i]), err: err}
+				all[i] = fate{id: string(ids[i]), err: err}
 			}
 		}
 	})
-	return slices.DeleteFunc(all, func(o outcome) bool { return o.id == "" })
+	return slices.DeleteFunc(all, func(o fate) bool { return o.id == "" })
 }
 
-func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o outcome) {
+func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o fate) {
 	o.id = string(id)
 	op, err := c.begin(ctx, id, last)
 	if o.setAside(err) {
@@ -159,7 +160,7 @@ func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o 
 
 // errOnlyNetNS: the container was attached again in a namespace that Setup had made, and
 // that failed, or was killed.
-var errOnlyNetNS = fmt.Errorf("it is %w; a process is in its network namespace, which stays until Remove, or a Recover after the process has ended", ErrNotAttached)
+var errOnlyNetNS = fmt.Errorf("it is %w; a process is in its network namespace, which stays until Remove, or a Recover after the process has ended", outcome.ErrNotAttached)
 
 // begin locks the container. It returns ErrBusy if another call has it locked
 // for lockedGrace; or, if the container comes last, for a longer grace by a live
@@ -172,7 +173,7 @@ func (c *recovery) begin(ctx context.Context, id record.ID, last bool) (*operati
 	}
 	how := container.Access{Waiting: container.Hurried}
 	if !last {
-		brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
+		brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, outcome.ErrBusy)
 		defer cancel()
 		ctx, how = brief, container.Access{}
 	}
@@ -209,7 +210,7 @@ func (op *operation) recorded(is func(*record.Attachment) bool) attachments {
 
 // judge adds the missing parts of the attachments that stay. doubt is the reason why they are
 // not known to be healthy. The container is locked.
-func (c *recovery) judge(ctx, asking context.Context, op *operation, going attachments) (repaired []Difference, doubt error) {
+func (c *recovery) judge(ctx, asking context.Context, op *operation, going attachments) (repaired []outcome.Difference, doubt error) {
 	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
 	e := &health.Container{Found: record.Found{Record: op.c.Recorded.Record, File: record.Name(op.c.Recorded.ID)}}
 	if e.State, e.Reason = op.outOfReach(); e.State != health.Compared {
@@ -226,7 +227,7 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 		if a := op.attachments.named(part.IfName); part.WantsCheck() {
 			checking{a, part}.ask(asking)
 		}
-		if errors.Is(part.Asked.Unknown, ErrNoCheck) {
+		if errors.Is(part.Asked.Unknown, outcome.ErrNoCheck) {
 			part.Asked.Unknown = nil
 		}
 		part.Asked.Blind = nil // it says nothing about this container
@@ -289,15 +290,15 @@ func adopt(op *operation, doubt error) error {
 
 // repair adds missing parts of attachments on the host, unless they are held, and
 // compares them anew. It returns the parts that were missing.
-func (c *recovery) repair(ctx context.Context, op *operation, all attachments, e *health.Container) ([]Difference, error) {
+func (c *recovery) repair(ctx context.Context, op *operation, all attachments, e *health.Container) ([]outcome.Difference, error) {
 	rs, err := beginRepairs(ctx, c.eng, RepairOptions{Unheld: true})
 	if err != nil { // all may be held
 		return nil, err
 	}
 	defer rs.end()
-	report := &RepairReport{}
+	report := &outcome.RepairReport{}
 	e.Parts = nil
-	for _, r := range rs.run(ctx, all, map[record.ID]*RepairReport{op.c.Recorded.ID: report}) {
+	for _, r := range rs.run(ctx, all, map[record.ID]*outcome.RepairReport{op.c.Recorded.ID: report}) {
 		err = Join(err, r.its.Err)
 		if r.its.Last != nil {
 			e.Parts = append(e.Parts, r.its.Last)

@@ -12,6 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // Remove detaches the container.
@@ -46,7 +47,7 @@ func (eng *Engine) Remove(ctx context.Context, c *Call) error {
 func validateRemove(eng *Engine, c *Call) (*container.Host, error) {
 	rec, err := LoadRecord(eng.Store.Records, c.ID)
 	switch {
-	case errors.As(err, new(*RecordError)):
+	case errors.As(err, new(*outcome.RecordError)):
 		err = nil // recall returns it
 	case rec != nil && err == nil:
 		for _, sel := range c.Selected { // neither on the container's record nor loaded
@@ -89,7 +90,7 @@ func (op *operation) finish(ctx context.Context, going attachments) error {
 }
 
 // without removes the plugins' errors that are settled.
-func without(err error, settled func(*Error) bool) error {
+func without(err error, settled func(*outcome.Error) bool) error {
 	all := pluginErrors(err)
 	open := slices.DeleteFunc(slices.Clone(all), settled)
 	if len(open) == len(all) {
@@ -98,7 +99,7 @@ func without(err error, settled func(*Error) bool) error {
 	return Join(asErrors(open)...)
 }
 
-func asErrors(all []*Error) (errs []error) {
+func asErrors(all []*outcome.Error) (errs []error) {
 	for _, e := range all {
 		errs = append(errs, e)
 	}
@@ -112,14 +113,14 @@ func asErrors(all []*Error) (errs []error) {
 // A plugin can fail in DEL before it calls its delegate, because its own work
 // was never done, or because it cannot find the delegate.
 func (t *teardown) withoutUndone(ctx context.Context) error {
-	return without(t.delErr, func(e *Error) bool {
+	return without(t.delErr, func(e *outcome.Error) bool {
 		a := t.of(e)
 		return a != nil && a.progress.state == record.Planned && t.undone(ctx, a, e)
 	})
 }
 
 // of returns the attachment that an Error is about, or nil.
-func (t *teardown) of(e *Error) *attachment {
+func (t *teardown) of(e *outcome.Error) *attachment {
 	i := slices.IndexFunc(t.going, func(a *attachment) bool {
 		return a.plan.Network.Config.Name == e.Network && a.plan.IfName == e.IfName
 	})
@@ -131,7 +132,7 @@ func (t *teardown) of(e *Error) *attachment {
 
 // undone reports whether a plugin that failed in DEL after a failed ADD can have
 // left nothing behind.
-func (t *teardown) undone(ctx context.Context, a *attachment, e *Error) bool {
+func (t *teardown) undone(ctx context.Context, a *attachment, e *outcome.Error) bool {
 	d, types := a.described(), t.failedTypes(e)
 	for _, typ := range types {
 		if d.Covers(typ) {
@@ -163,7 +164,7 @@ func ipamUndone(ctx context.Context, a *attachment, typ, ipam string) bool {
 // failedTypes returns the types of the plugins whose work may be unfinished according
 // to the Error of a DEL. A batched change without a plugin may be that of any plugin in
 // the chain.
-func (t *teardown) failedTypes(e *Error) []string {
+func (t *teardown) failedTypes(e *outcome.Error) []string {
 	if errors.As(e.Err, new(*leftovers.SiblingError)) {
 		return []string{""} // the sweep does not cover attachments that stay
 	}

@@ -2,12 +2,10 @@ package engine
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/embedcni/cni/internal/engine/container"
@@ -15,78 +13,18 @@ import (
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // RepairOptions say what to repair; see cni.RepairOptions.
 type RepairOptions struct {
 	Inside, Unheld bool
-	Want           func(containerID string, d Difference) bool
-}
-
-// RepairReport is the outcome of a repair for one container; see cni.RepairReport.
-type RepairReport struct {
-	ContainerID string
-	Repaired    []Difference
-	Remaining   []Remaining
-	Unknown     []error
-}
-
-// Remaining is a difference that a repair has left, and why.
-type Remaining struct {
-	Difference
-	Reason error
-}
-
-// Err returns nil if the container is known to be as its Setup made it, and otherwise
-// all reasons.
-func (r *RepairReport) Err() error {
-	var errs []error
-	for _, left := range r.Remaining {
-		errs = append(errs, fmt.Errorf("%v: %w", left.Difference, left.Reason))
-	}
-	return Join(append(errs, r.Unknown...)...)
-}
-
-// String has a line for each thing that was missing, or is.
-func (r *RepairReport) String() string {
-	var lines []string
-	for _, d := range r.Repaired {
-		lines = append(lines, fmt.Sprintf("%s: repaired: %v", r.ContainerID, d))
-	}
-	for _, left := range r.Remaining {
-		lines = append(lines, fmt.Sprintf("%s: remains: %v: %v", r.ContainerID, left.Difference, left.Reason))
-	}
-	for _, err := range r.Unknown {
-		lines = append(lines, fmt.Sprintf("%s: unknown: %v", r.ContainerID, err))
-	}
-	return strings.Join(lines, "\n")
-}
-
-// MarshalJSON encodes the report as an object with the names of its fields. Errors
-// become their texts.
-func (r *RepairReport) MarshalJSON() ([]byte, error) {
-	type plain RepairReport
-	unknown := []string{}
-	for _, err := range r.Unknown {
-		unknown = append(unknown, err.Error())
-	}
-	return json.Marshal(struct {
-		plain
-		Unknown []string
-	}{plain(*r), unknown})
-}
-
-// MarshalJSON encodes the difference with its reason as text.
-func (r Remaining) MarshalJSON() ([]byte, error) {
-	return json.Marshal(struct {
-		Difference Difference
-		Reason     string
-	}{r.Difference, textOf(r.Reason)})
+	Want           func(containerID string, d outcome.Difference) bool
 }
 
 // Repair adds the missing parts of one container, and asks its plugins for CHECK. The report
 // is valid even if there is an error.
-func (eng *Engine) Repair(ctx context.Context, id record.ID, o RepairOptions) (*RepairReport, error) {
+func (eng *Engine) Repair(ctx context.Context, id record.ID, o RepairOptions) (*outcome.RepairReport, error) {
 	op, err := eng.beginRepair(ctx, id, true)
 	if err != nil {
 		return nil, err
@@ -101,7 +39,7 @@ func (eng *Engine) Repair(ctx context.Context, id record.ID, o RepairOptions) (*
 	}
 	defer rs.end()
 	rs.asks = true
-	report := &RepairReport{ContainerID: string(id)}
+	report := &outcome.RepairReport{ContainerID: string(id)}
 	var all attachments
 	for _, a := range op.attachments {
 		if n := a.entry(); n == nil || op.c.Recorded.Record.IsUnfinished(n) {
@@ -110,7 +48,7 @@ func (eng *Engine) Repair(ctx context.Context, id record.ID, o RepairOptions) (*
 			all = append(all, a)
 		}
 	}
-	for _, r := range rs.run(ctx, all, map[record.ID]*RepairReport{id: report}) {
+	for _, r := range rs.run(ctx, all, map[record.ID]*outcome.RepairReport{id: report}) {
 		err = Join(err, r.its.Err)
 	}
 	return report, err
@@ -143,27 +81,27 @@ func recallToRepair(op *operation) error {
 	case err != nil:
 		return err
 	case damage != nil:
-		return fmt.Errorf("%w: its record is damaged; call Remove if the container is gone: %w", ErrNotRepairable, damage)
+		return fmt.Errorf("%w: its record is damaged; call Remove if the container is gone: %w", outcome.ErrNotRepairable, damage)
 	case op.c.Recorded.Record == nil:
-		return ErrNotAttached
+		return outcome.ErrNotAttached
 	case op.c.Recorded.Record.Warm:
-		return fmt.Errorf("a pool made it ahead of time, and nobody has it yet: %w", ErrNotAttached)
+		return fmt.Errorf("a pool made it ahead of time, and nobody has it yet: %w", outcome.ErrNotAttached)
 	}
 	if op.attachments, err = op.enterRecorded(false); err != nil {
 		return err
 	}
 	gone, err := op.c.Place.OutOfReach()
 	switch {
-	case err == nil || errors.Is(err, ErrHostNetNS):
+	case err == nil || errors.Is(err, outcome.ErrHostNetNS):
 		return err
 	case gone:
 		err = fmt.Errorf("%w; call Remove or Recover", err)
 	}
-	return fmt.Errorf("%w: %w", ErrNotRepairable, err)
+	return fmt.Errorf("%w: %w", outcome.ErrNotRepairable, err)
 }
 
 // errUnfinished: an attachment cannot be expected to be whole.
-var errUnfinished = fmt.Errorf("%w: its Setup was cut short, or its removal has begun; Remove or Recover ends it", ErrNotRepairable)
+var errUnfinished = fmt.Errorf("%w: its Setup was cut short, or its removal has begun; Remove or Recover ends it", outcome.ErrNotRepairable)
 
 // repairs are repairs of attachments of locked containers, with the same options.
 type repairs struct {
@@ -176,7 +114,7 @@ type repairs struct {
 // run repairs attachments together, and adds the outcomes to the reports, by container. The
 // Err of each is the reason why it could not be repaired to the end; the report is valid
 // with it.
-func (rs *repairs) run(ctx context.Context, all attachments, reports map[record.ID]*RepairReport) (done []*repairing) {
+func (rs *repairs) run(ctx context.Context, all attachments, reports map[record.ID]*outcome.RepairReport) (done []*repairing) {
 	var group []*health.Repairing
 	var in []context.Context
 	var end []func(error)
@@ -233,7 +171,7 @@ func (rs *repairs) of(a *attachment) *repairing {
 }
 
 // report adds the outcome to the report, and reports it to the log and the observer.
-func (r *repairing) report(ctx context.Context, report *RepairReport) {
+func (r *repairing) report(ctx context.Context, report *outcome.RepairReport) {
 	log := r.a.op.log().With("network", r.a.plan.Network.Config.Name, "interface", r.a.plan.IfName)
 	for _, d := range r.its.Repaired {
 		log.Info("repaired", "plugin", d.Plugin, "kind", d.Kind, "object", d.Object, "wanted", d.Wanted)
@@ -243,12 +181,12 @@ func (r *repairing) report(ctx context.Context, report *RepairReport) {
 		if left.Failed {
 			log.Warn("not repaired", "plugin", left.Plugin, "kind", left.Kind, "object", left.Object, "error", left.Reason)
 		}
-		report.Remaining = append(report.Remaining, Remaining{r.difference(left.Difference), r.asPublic(left.Reason)})
+		report.Remaining = append(report.Remaining, outcome.Remaining{Difference: r.difference(left.Difference), Reason: r.asPublic(left.Reason)})
 	}
 	r.its.Report(ctx)
 }
 
-func (r *repairing) difference(d contract.Difference) Difference {
+func (r *repairing) difference(d contract.Difference) outcome.Difference {
 	return differenceOf(r.a.plan.Network.Config.Name, r.a.plan.IfName, d)
 }
 
@@ -256,11 +194,11 @@ func (r *repairing) difference(d contract.Difference) Difference {
 func (r *repairing) asPublic(reason error) error {
 	switch {
 	case r.held && errors.Is(reason, health.ErrNotWanted):
-		return ErrHeld
+		return outcome.ErrHeld
 	case errors.Is(reason, health.ErrNotAsked):
-		return &tagged{reason, ErrInContainer}
+		return &tagged{reason, outcome.ErrInContainer}
 	case errors.Is(reason, health.ErrNotAddable), errors.Is(reason, health.ErrReturned):
-		return &tagged{reason, ErrNotRepairable}
+		return &tagged{reason, outcome.ErrNotRepairable}
 	}
 	return reason
 }
@@ -268,12 +206,12 @@ func (r *repairing) asPublic(reason error) error {
 // errOwnPlugin: an executable of a type that is not built in, or a plugin of the
 // program, has made a part.
 var errOwnPlugin = fmt.Errorf("%w: only the plugin itself knows its part, and the specification forbids a second ADD without a DEL; "+
-	"Remove and Setup make it again", ErrNotRepairable)
+	"Remove and Setup make it again", outcome.ErrNotRepairable)
 
 // ask asks the plugins for CHECK, as Health does, and reports those that find something
 // wrong, and those that give no answer about a part that nobody else can compare. It
 // returns the cause if ctx ends.
-func (r *repairing) ask(ctx context.Context, report *RepairReport) error {
+func (r *repairing) ask(ctx context.Context, report *outcome.RepairReport) error {
 	last := r.its.Last
 	if last.Err != nil {
 		report.Unknown = append(report.Unknown, r.a.errors(repairOp, last.Err))
@@ -296,7 +234,7 @@ func (r *repairing) ask(ctx context.Context, report *RepairReport) error {
 		err = last.Asked.Unknown
 	}
 	if err != nil {
-		report.Unknown = append(report.Unknown, &tagged{fmt.Errorf("%w; %w", err, errOwnPlugin), ErrNotRepairable})
+		report.Unknown = append(report.Unknown, &tagged{fmt.Errorf("%w; %w", err, errOwnPlugin), outcome.ErrNotRepairable})
 	}
 	return nil
 }

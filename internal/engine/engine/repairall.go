@@ -8,6 +8,7 @@ import (
 
 	"github.com/embedcni/cni/internal/store/lock"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // groupSize is the number of containers that are repaired together at most, and groupTime
@@ -22,12 +23,12 @@ const (
 type together struct {
 	eng     *Engine
 	options RepairOptions
-	done    map[record.ID]*RepairReport
+	done    map[record.ID]*outcome.RepairReport
 }
 
 // RepairAll repairs the attachments of this owner to containers.
-func (eng *Engine) RepairAll(ctx context.Context, ids []record.ID, o RepairOptions) map[record.ID]*RepairReport {
-	t := &together{eng: eng, options: o, done: make(map[record.ID]*RepairReport)}
+func (eng *Engine) RepairAll(ctx context.Context, ids []record.ID, o RepairOptions) map[record.ID]*outcome.RepairReport {
+	t := &together{eng: eng, options: o, done: make(map[record.ID]*outcome.RepairReport)}
 	for left := slices.Clone(ids); len(left) > 0; {
 		if ctx.Err() != nil {
 			t.fail(left, context.Cause(ctx))
@@ -43,7 +44,7 @@ func (eng *Engine) RepairAll(ctx context.Context, ids []record.ID, o RepairOptio
 func (t *together) fail(ids []record.ID, err error) {
 	for _, id := range ids {
 		if t.done[id] == nil {
-			t.done[id] = &RepairReport{ContainerID: string(id)}
+			t.done[id] = &outcome.RepairReport{ContainerID: string(id)}
 		}
 		if err != nil {
 			t.done[id].Unknown = append(t.done[id].Unknown, err)
@@ -108,7 +109,7 @@ func (t *together) lock(ctx context.Context, ids []record.ID) (locked []*operati
 		return locked
 	}
 	// Nobody waits for a container while others are kept waiting.
-	brief, stop := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
+	brief, stop := context.WithTimeoutCause(ctx, lockedGrace, outcome.ErrBusy)
 	defer stop()
 	if op, err := t.eng.beginRepair(brief, busy[0], true); err != nil {
 		t.fail(busy[:1], err)
@@ -116,7 +117,7 @@ func (t *together) lock(ctx context.Context, ids []record.ID) (locked []*operati
 		locked = append(locked, op)
 	}
 	for _, id := range try(busy[1:]) {
-		t.fail([]record.ID{id}, fmt.Errorf("container %q: %w", id, ErrBusy))
+		t.fail([]record.ID{id}, fmt.Errorf("container %q: %w", id, outcome.ErrBusy))
 	}
 	return locked
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // Replacing returns a context in which a Setup first removes all that its container has on
@@ -22,7 +23,7 @@ type replacing struct{}
 type replacement struct{ seen *record.Record }
 
 // errChanged: the decision was about another state of the container.
-var errChanged = fmt.Errorf("it has changed since the verdict: %w", ErrBusy)
+var errChanged = fmt.Errorf("it has changed since the verdict: %w", outcome.ErrBusy)
 
 // clear removes all attachments of the container. It removes nothing if the container is
 // not as it was seen, or if the Setup that follows could not succeed.
@@ -37,7 +38,7 @@ func (r *replacement) clear(ctx context.Context, s *setup, wanted container.Plac
 	if op.c.Recorded.Record == nil {
 		if len(all) > 0 {
 			return fmt.Errorf("interface %s of network %q is in libcni's cache and not on record, since another program attached it: %w; call Remove first",
-				all[0].plan.IfName, all[0].plan.Network.Config.Name, ErrAlreadyAttached)
+				all[0].plan.IfName, all[0].plan.Network.Config.Name, outcome.ErrAlreadyAttached)
 		}
 		return nil
 	}
@@ -61,7 +62,7 @@ func (s *setup) refuseReplacement(all attachments, wanted *container.Place) erro
 	for _, a := range all {
 		if !a.own() {
 			return fmt.Errorf("interface %s of network %q is of owner %q: %w",
-				a.plan.IfName, a.plan.Network.Config.Name, s.op.c.Recorded.Record.OwnerOf(a.entry()), ErrAlreadyAttached)
+				a.plan.IfName, a.plan.Network.Config.Name, s.op.c.Recorded.Record.OwnerOf(a.entry()), outcome.ErrAlreadyAttached)
 		}
 	}
 	var going map[string]bool

@@ -1,103 +1,15 @@
 package engine
 
 import (
-	"encoding/json"
 	"errors"
-	"fmt"
-	"maps"
 	"slices"
-	"strings"
 
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
-// Report is the outcome of a Recover, GC or RetryRemovals for each container; see cni.Report.
-type Report struct {
-	Adopted     []string
-	Removed     []string
-	Kept        map[string]error
-	Repaired    map[string][]Difference `json:",omitempty"`
-	Failed      map[string]error
-	Skipped     map[string]error
-	Reclaimed   []string
-	Left        []string
-	OtherOwners []string `json:",omitempty"`
-}
-
-// MarshalJSON encodes the report as an object with the names of its fields. Errors
-// become their texts.
-func (r Report) MarshalJSON() ([]byte, error) {
-	type plain Report
-	return json.Marshal(struct {
-		plain
-		Kept, Failed, Skipped map[string]string
-	}{plain(r), texts(r.Kept), texts(r.Failed), texts(r.Skipped)})
-}
-
-// String has a line for each container and each leftover.
-func (r Report) String() string {
-	var lines []string
-	for _, id := range r.Adopted {
-		line := id + ": adopted"
-		if why := r.Kept[id]; why != nil {
-			line += ", not known to be healthy: " + why.Error()
-		}
-		lines = append(lines, line)
-		for _, d := range r.Repaired[id] {
-			lines = append(lines, id+": repaired: "+d.String())
-		}
-	}
-	for _, id := range r.Removed {
-		lines = append(lines, id+": removed")
-	}
-	for _, why := range []struct {
-		what string
-		of   map[string]error
-	}{{"failed", r.Failed}, {"skipped", r.Skipped}} {
-		for _, id := range slices.Sorted(maps.Keys(why.of)) {
-			lines = append(lines, fmt.Sprintf("%s: %s: %v", id, why.what, why.of[id]))
-		}
-	}
-	for _, line := range r.Reclaimed {
-		lines = append(lines, "reclaimed: "+line)
-	}
-	for _, line := range r.Left {
-		lines = append(lines, "left: "+line)
-	}
-	if len(r.OtherOwners) > 0 {
-		lines = append(lines, "not examined: the attachments of other owners: "+strings.Join(r.OtherOwners, ", "))
-	}
-	return strings.Join(lines, "\n")
-}
-
-// Err joins the failures, or is nil. Kept and skipped containers are no
-// failures. That of a nil Report is nil, so that errors.Join(err, report.Err()) has all
-// that a call of Recover or GC has not done.
-func (r *Report) Err() error {
-	if r == nil {
-		return nil
-	}
-	var errs []error
-	for id, err := range r.Failed {
-		errs = append(errs, fmt.Errorf("container %s: %w", id, err))
-	}
-	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
-	return Join(errs...)
-}
-
-func texts(errs map[string]error) map[string]string {
-	if errs == nil {
-		return nil
-	}
-	all := make(map[string]string, len(errs))
-	for id, err := range errs {
-		all[id] = err.Error()
-	}
-	return all
-}
-
-// outcome is the result for one container.
-type outcome struct {
+// fate is the outcome for one container.
+type fate struct {
 	id      string
 	adopted bool
 	removed bool   // all of this owner's attachments, or if adopted some
@@ -107,10 +19,10 @@ type outcome struct {
 	left    string // a line for Left
 	ending  bool   // it lives out of sight, perhaps not for long
 
-	repaired []Difference
+	repaired []outcome.Difference
 }
 
-func (r *Report) add(o outcome) {
+func (o fate) addTo(r *outcome.Report) {
 	set := func(m *map[string]error, err error) {
 		if *m == nil {
 			*m = make(map[string]error)
@@ -125,7 +37,7 @@ func (r *Report) add(o outcome) {
 	}
 	if o.repaired != nil {
 		if r.Repaired == nil {
-			r.Repaired = make(map[string][]Difference)
+			r.Repaired = make(map[string][]outcome.Difference)
 		}
 		r.Repaired[o.id] = o.repaired
 	}
@@ -144,7 +56,7 @@ func (r *Report) add(o outcome) {
 
 // setAside notes the reason why nothing was done about the container, if err is
 // not nil.
-func (o *outcome) setAside(err error) bool {
+func (o *fate) setAside(err error) bool {
 	if isSkipped(err) {
 		o.skipped = err
 	} else {
@@ -156,13 +68,13 @@ func (o *outcome) setAside(err error) bool {
 // isSkipped reports whether an error means that the container's state is unknown
 // here, so that Recover and GC leave it alone.
 func isSkipped(err error) bool {
-	return errors.Is(err, ErrBusy) || errors.Is(err, ErrHostNetNS) ||
-		errors.Is(err, errShared) || errors.As(err, new(*RecordError))
+	return errors.Is(err, outcome.ErrBusy) || errors.Is(err, outcome.ErrHostNetNS) ||
+		errors.Is(err, errShared) || errors.As(err, new(*outcome.RecordError))
 }
 
 // owned lists the records, and returns those with attachments of this owner, and those
 // that name no owner, because nobody else looks after them; see mine.
-func owned(eng *Engine, dry bool, report *Report) ([]record.Found, error) {
+func owned(eng *Engine, dry bool, report *outcome.Report) ([]record.Found, error) {
 	found, err := eng.Store.Records.List()
 	if err != nil {
 		return nil, err
@@ -175,7 +87,7 @@ func owned(eng *Engine, dry bool, report *Report) ([]record.Found, error) {
 // that have since been taken under another ID. It notes in the report, if there is one, that
 // there are attachments of other owners, if nobody has chosen this one's name: the program
 // may have had another name when it made them.
-func mine(eng *Engine, found []record.Found, dry bool, report *Report) ([]record.Found, error) {
+func mine(eng *Engine, found []record.Found, dry bool, report *outcome.Report) ([]record.Found, error) {
 	if report != nil && !eng.opts.OwnerNamed {
 		if report.OtherOwners = record.OtherOwners(found, eng.opts.Owner); len(report.OtherOwners) > 0 {
 			eng.opts.Logger.Warn("attachments of other owners are left alone; the owner is the name of the executable, unless WithOwner sets it",
@@ -212,26 +124,15 @@ func nameOf(f record.Found) string {
 	return string(f.Record.ContainerID)
 }
 
-// AttachmentState is the progress of an attachment; package cni documents it.
-type AttachmentState string
-
-const (
-	Attaching AttachmentState = "attaching"
-	Attached  AttachmentState = "attached"
-	Detaching AttachmentState = "detaching"
-	Failed    AttachmentState = "failed"
-	Unknown   AttachmentState = "unknown"
-)
-
 // StateOf returns the progress of an attachment on record.
-func StateOf(rec *record.Record, n *record.Attachment) AttachmentState {
+func StateOf(rec *record.Record, n *record.Attachment) outcome.AttachmentState {
 	switch {
 	case n.Failures > 0:
-		return Failed
+		return outcome.Failed
 	case n.State == record.Deleting:
-		return Detaching
+		return outcome.Detaching
 	case n.State == record.Added:
-		return Attached
+		return outcome.Attached
 	}
-	return Attaching
+	return outcome.Attaching
 }

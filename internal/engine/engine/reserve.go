@@ -10,6 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/store/lock"
 	"github.com/embedcni/cni/internal/store/ports"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // reservation writes the record of a Setup, and thereby reserves the ports of the host that
@@ -21,7 +22,7 @@ type reservation struct {
 	survives record.Survival
 	picked   *ports.Picked // the range from which ports are chosen
 	chosen   []uint16
-	warnings []*PortError // about ports that are forwarded nevertheless
+	warnings []*outcome.PortError // about ports that are forwarded nevertheless
 }
 
 func (r *reservation) begin(ctx context.Context) error {

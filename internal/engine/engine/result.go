@@ -10,6 +10,7 @@ import (
 
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // address is an address of a result with its prefix, and the gateway, if there is one.
@@ -99,7 +100,7 @@ type SetupResult struct {
 	NetNS    string   // the namespace, if the library made it
 	// portWarnings are about ports of the host that are forwarded nevertheless; requested
 	// are the ports that the caller asked for by themselves, with those chosen.
-	PortWarnings []*PortError
+	PortWarnings []*outcome.PortError
 	Requested    []record.Port
 	Ignored      []string // capabilities that no plugin declares
 }
@@ -116,7 +117,7 @@ type Source struct {
 func Validate(all []Source) error {
 	for _, s := range all {
 		if err := chain.Walkable(s.Result); err != nil {
-			return fmt.Errorf("network %q: %w: %w", s.Network, err, ErrInvalidResult)
+			return fmt.Errorf("network %q: %w: %w", s.Network, err, outcome.ErrInvalidResult)
 		}
 	}
 	return nil

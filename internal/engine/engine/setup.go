@@ -15,6 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/ports"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // setup is a Setup of one container in progress. The attachments of its
@@ -22,8 +23,8 @@ import (
 type setup struct {
 	op       *operation
 	serially bool
-	ignored  []string     // see SetupResult.Ignored
-	warnings []*PortError // about ports of the host that are forwarded nevertheless
+	ignored  []string             // see SetupResult.Ignored
+	warnings []*outcome.PortError // about ports of the host that are forwarded nevertheless
 }
 
 // Setup attaches the container. Containers that are gone and have its ports are removed
@@ -145,7 +146,7 @@ func (s *setup) deadOf(earlier attachments, wanted container.Place) (attachments
 		// Adding to a damaged record would lose its illegible part.
 		if wants[a.plan.IfName] || s.op.c.Recorded.Damaged || s.op.c.MakesNetNS() {
 			return nil, fmt.Errorf("interface %s of network %q in %s: %w; call Remove first",
-				a.plan.IfName, a.plan.Network.Config.Name, a.plan.NetNS, ErrAlreadyAttached)
+				a.plan.IfName, a.plan.Network.Config.Name, a.plan.NetNS, outcome.ErrAlreadyAttached)
 		}
 		if err := s.op.c.Recorded.SameNetNS(wanted.Path); err != nil {
 			return nil, err
@@ -211,7 +212,7 @@ func (s *setup) refuseTaken(at *container.Place, going map[string]bool) error {
 		}
 		if taken {
 			return fmt.Errorf("interface %s of network %q: %s has an %s already, %s: %w",
-				a.plan.IfName, a.plan.Network.Config.Name, at.Path, a.plan.IfName, s.ownerOf(at, a.plan.IfName), ErrAlreadyAttached)
+				a.plan.IfName, a.plan.Network.Config.Name, at.Path, a.plan.IfName, s.ownerOf(at, a.plan.IfName), outcome.ErrAlreadyAttached)
 		}
 	}
 	return nil

@@ -11,6 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // tearDown runs the DELs, sweeps their leftovers, and verifies that nothing
@@ -24,8 +25,8 @@ func (op *operation) tearDown(ctx context.Context, going attachments) error {
 type teardown struct {
 	op     *operation
 	going  attachments
-	delErr error           // of the DELs
-	swept  []LeftoverError // of each attachment by itself
+	delErr error                   // of the DELs
+	swept  []outcome.LeftoverError // of each attachment by itself
 }
 
 func (t *teardown) run(ctx context.Context) error {
@@ -110,7 +111,7 @@ func (t *teardown) del(ctx context.Context, a *attachment) (err error) {
 	ctx, span := runner.NetworkSpan(ctx, "cni.detachNetwork", a.plan.Network.Config.Name, a.plan.IfName)
 	defer func() { runner.EndSpan(span, err) }()
 	err = a.errors("DEL", a.chain().Del(ctx, &a.plan.Attachment, a.progress.partial))
-	return without(err, func(e *Error) bool { return e.Plugin != "" && a.plugins.NotRun(e.Plugin) })
+	return without(err, func(e *outcome.Error) bool { return e.Plugin != "" && a.plugins.NotRun(e.Plugin) })
 }
 
 // restoreDevice undoes a renaming by the container before plugins look for its
@@ -147,7 +148,7 @@ func (t *teardown) withoutHost() error {
 				if k := conflist.Known(typ); typ == "" || k.IPAM || k.Swept && !a.described().Ran.IsCallers(typ) {
 					continue
 				}
-				e := a.error("DEL", ErrHostNetNS)
+				e := a.error("DEL", outcome.ErrHostNetNS)
 				e.Plugin, e.Msg = typ, "not asked: the host network namespace that it ran in is gone; CleanUp forgets the attachment"
 				errs = append(errs, e)
 			}
@@ -173,7 +174,7 @@ func (t *teardown) syncReleases() {
 // a DEL fails or is killed, and looks again. It is clean only after verifying
 // that nothing of the attachments remains.
 func (t *teardown) sweep(ctx context.Context) (clean bool) {
-	t.swept = make([]LeftoverError, len(t.going))
+	t.swept = make([]outcome.LeftoverError, len(t.going))
 	clean = true
 	for i, a := range t.going {
 		if err := netfilter.Leave(hooks{a}); err != nil {
@@ -182,7 +183,7 @@ func (t *teardown) sweep(ctx context.Context) (clean bool) {
 		target, done := a.target()
 		left, err := leftovers.Sweep(ctx, target, t.op.log())
 		done()
-		t.swept[i] = LeftoverError{Left: left, Err: err}
+		t.swept[i] = outcome.LeftoverError{Left: left, Err: err}
 		clean = clean && len(left) == 0 && err == nil
 	}
 	if clean && len(t.going) > 0 {
@@ -195,15 +196,15 @@ func (t *teardown) sweep(ctx context.Context) (clean bool) {
 // stay notes why attachments could not be detached, for each by itself, and returns
 // the error for all of them. The record stays for the next Remove, Recover or GC. An
 // attachment that stays only because others do gets no note: it is being detached.
-func (t *teardown) stay() *LeftoverError {
-	whole := &LeftoverError{ContainerID: string(t.op.c.Recorded.ID), Err: t.delErr}
+func (t *teardown) stay() *outcome.LeftoverError {
+	whole := &outcome.LeftoverError{ContainerID: string(t.op.c.Recorded.ID), Err: t.delErr}
 	for _, o := range t.swept {
 		whole.Left, whole.Err = append(whole.Left, o.Left...), Join(whole.Err, o.Err)
 	}
 	for i, a := range t.going {
 		t.settle(a)
 		t.swept[i].Err = Join(t.about(i), t.swept[i].Err)
-		why := t.swept[i].why()
+		why := t.swept[i].Why()
 		if why == "" {
 			continue
 		}
@@ -217,7 +218,7 @@ func (t *teardown) stay() *LeftoverError {
 // about returns the errors of DELs that are about attachment i, or about none of them
 // in particular.
 func (t *teardown) about(i int) error {
-	return without(t.delErr, func(e *Error) bool {
+	return without(t.delErr, func(e *outcome.Error) bool {
 		a := t.of(e)
 		return a != nil && a != t.going[i]
 	})

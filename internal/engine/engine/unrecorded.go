@@ -14,6 +14,7 @@ import (
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/outcome"
 )
 
 // cache finds a container's attachments without its record: in libcni's cache, and by the
@@ -155,7 +156,7 @@ func (in cache) load(a *attachment, at container.Place) (known bool, err error) 
 		return err == nil, err
 	}
 	a.plan.NetNS, err = in.op.c.Place.Host.Validate(found.NetNS, "DEL")
-	if errors.Is(err, ErrInvalidNetNS) {
+	if errors.Is(err, outcome.ErrInvalidNetNS) {
 		// The path leads to the host's namespace by now, for example a
 		// /proc/PID/ns/net whose PID now belongs to a process of the host: the
 		// container's is gone.

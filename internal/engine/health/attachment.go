@@ -7,11 +7,11 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // Attachment is an attachment that is compared with its record.
@@ -75,7 +75,7 @@ func (a *Attachment) missing(v *contract.View) (*contract.Difference, error) {
 	}
 	return &contract.Difference{
 		Plugin: a.Chain.List.Plugins[0].Network.Type, Kind: contract.Interface, Inside: true, Object: a.Params.IfName, Why: needsAnADD,
-		Err: fmt.Errorf("interface %s of network %q is gone: %w", a.Params.IfName, a.Chain.List.Name, container.ErrNotAttached),
+		Err: fmt.Errorf("interface %s of network %q is gone: %w", a.Params.IfName, a.Chain.List.Name, outcome.ErrNotAttached),
 	}, nil
 }
 
@@ -129,24 +129,14 @@ type readOnly struct{ contract.Record }
 // Note refuses a note.
 func (readOnly) Note(string, any) error { return errReadOnly }
 
-// State is the verdict on a container; see cni.HealthState.
-type State string
-
-const (
-	Compared    State = "" // there is none yet: its parts decide
-	Healthy     State = "healthy"
-	Broken      State = "broken"
-	Unknown     State = "unknown"
-	Gone        State = "gone"
-	NotAttached State = "not attached"
-	Elsewhere   State = "elsewhere"
-)
+// Compared is the state of a container on which there is no verdict yet: its parts decide.
+const Compared outcome.HealthState = ""
 
 // Container is a container that was looked at. It was not locked meanwhile, so a look
 // only suspects; see [Look.All].
 type Container struct {
 	Found   record.Found // its record
-	State   State
+	State   outcome.HealthState
 	Reason  error // for a State that is not Compared
 	Parts   []*Part
 	Settled bool // it is certain that no other call has changed the container meanwhile

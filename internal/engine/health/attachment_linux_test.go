@@ -12,7 +12,6 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/contract"
@@ -20,6 +19,7 @@ import (
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/outcome"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -136,7 +136,7 @@ func TestCompare(t *testing.T) {
 // TestTheMissingInterfaceIsNotAttached, for callers.
 func TestTheMissingInterfaceIsNotAttached(t *testing.T) {
 	p := expect.Value(compareWith(t, "1.0.0", "nosuch0", `{"type": "one"}`, nil))(t)
-	expect.Is(t, p.Differences[0].Err, container.ErrNotAttached)
+	expect.Is(t, p.Differences[0].Err, outcome.ErrNotAttached)
 }
 
 // TestAComparisonNotesNothing: it may read notes.

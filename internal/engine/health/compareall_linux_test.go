@@ -16,6 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/runner"
+	"github.com/embedcni/cni/outcome"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -100,7 +101,7 @@ func TestAComparisonThatFailsIsOneAttachments(t *testing.T) {
 		for i, r := range all {
 			switch i {
 			case 0:
-				expect.Is(t, r.Err, container.ErrInvalidNetNS)
+				expect.Is(t, r.Err, outcome.ErrInvalidNetNS)
 			case 1:
 				expect.That(t, r.Err != nil && strings.HasPrefix(r.Err.Error(), "panic: oops\n"), "error %v", r.Err)
 			default:

@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/contract"
+	"github.com/embedcni/cni/outcome"
 )
 
 // bridgeHost is a fake host with a bridge, and containers that each have a port on it
@@ -148,7 +148,7 @@ func TestAGroupIsRepairedTogether(t *testing.T) {
 	for i, r := range all {
 		switch i {
 		case unread:
-			expect.Is(t, r.Err, container.ErrInvalidNetNS)
+			expect.Is(t, r.Err, outcome.ErrInvalidNetNS)
 			continue
 		case bad:
 			expect.Same(t, "left", len(r.Left), 1)

@@ -7,10 +7,10 @@ import (
 	"reflect"
 	"runtime"
 
-	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // Look looks at containers.
@@ -36,7 +36,7 @@ const mostLooks = 3
 // again, until its record was the same before and after, and no other call was in
 // progress: the ADDs and DELs of a call change the record before they change anything
 // else, and while the container is locked. A container that changes all the time is
-// Unknown, with container.ErrBusy.
+// Unknown, with outcome.ErrBusy.
 //
 // The second look is another one at the whole host, rather than one for each container,
 // so that a thousand containers that lack their masquerading take two looks.
@@ -56,7 +56,7 @@ func (l *Look) All(ctx context.Context, found []record.Found) []*Container {
 			}
 			now := l.Records.Reload(c.Found)
 			if now.Record == nil {
-				*c = Container{Found: c.Found, State: NotAttached, Settled: true}
+				*c = Container{Found: c.Found, State: outcome.StateNotAttached, Settled: true}
 				continue
 			}
 			again, at = append(again, now), append(at, i)
@@ -71,7 +71,7 @@ func (l *Look) All(ctx context.Context, found []record.Found) []*Container {
 	}
 	for _, c := range all {
 		if c.Suspect() && !c.Settled && ctx.Err() == nil {
-			c.State, c.Reason = Unknown, fmt.Errorf("it changes: %w", container.ErrBusy)
+			c.State, c.Reason = outcome.StateUnknown, fmt.Errorf("it changes: %w", outcome.ErrBusy)
 		}
 	}
 	return all
@@ -104,7 +104,7 @@ func (l *Look) once(found []record.Found) []*Container {
 func (l *Look) one(f record.Found, looks *contract.Looks) *Container {
 	c := &Container{Found: f}
 	if err := thread.Try(func() error { return l.Examine(c, looks) }); err != nil {
-		c.State, c.Reason = Unknown, err
+		c.State, c.Reason = outcome.StateUnknown, err
 	}
 	return c
 }

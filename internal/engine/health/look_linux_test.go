@@ -8,10 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/outcome"
 )
 
 // lookedAt is one container on record, and what looks at it see.
@@ -70,7 +70,7 @@ func TestASuspectIsLookedAtUntilNothingChangesMeanwhile(t *testing.T) {
 				broken(c)
 			}
 		}, nil, "2 looks, settled"},
-		"out of reach": {func(_ *lookedAt, c *Container) { c.State, c.Reason = Gone, errors.New("gone") }, nil, "2 looks, suspect, settled, gone: gone"},
+		"out of reach": {func(_ *lookedAt, c *Container) { c.State, c.Reason = outcome.StateGone, errors.New("gone") }, nil, "2 looks, suspect, settled, gone: gone"},
 		"its record changes during the second look": {func(l *lookedAt, c *Container) {
 			if broken(c); l.looks == 2 {
 				l.change()
@@ -107,8 +107,8 @@ func TestASuspectIsLookedAtUntilNothingChangesMeanwhile(t *testing.T) {
 				got += fmt.Sprintf(", %s: %v", c.State, c.Reason)
 			}
 			expect.Same(t, "outcome", got, tt.want)
-			if c.State == Unknown {
-				expect.Is(t, c.Reason, container.ErrBusy)
+			if c.State == outcome.StateUnknown {
+				expect.Is(t, c.Reason, outcome.ErrBusy)
 			}
 		})
 	}
@@ -168,7 +168,7 @@ func TestOnlySuspectsAreLookedAtAgain(t *testing.T) {
 // TestAPanicIsOneContainers: it would end the program.
 func TestAPanicIsOneContainers(t *testing.T) {
 	c := newLookedAt(t, func(*lookedAt, *Container) { panic("oops") }).all(t.Context())
-	expect.That(t, c.State == Unknown && strings.HasPrefix(c.Reason.Error(), "panic: oops\n"), "%s: %v", c.State, c.Reason)
+	expect.That(t, c.State == outcome.StateUnknown && strings.HasPrefix(c.Reason.Error(), "panic: oops\n"), "%s: %v", c.State, c.Reason)
 }
 
 // TestAnEndedContextEndsTheLooks, and leaves what was seen.

@@ -31,7 +31,7 @@ func TestRandomAttachments(t *testing.T) {
 		_, _ = f.run(ctx, inside) // it may have been stopped
 		cancel()
 		f.after = nil
-		var got outcome
+		var got repaired
 		for range 3 { // a chain may be longer than the rounds of one repair
 			var err error
 			got, err = f.run(context.Background(), inside)

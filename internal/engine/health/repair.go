@@ -8,10 +8,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/runner"
+	"github.com/embedcni/cni/outcome"
 )
 
 // The reasons why a difference remains. The reason can also be the error of its Fix.
@@ -185,7 +185,7 @@ func (r *Repairing) compare(ctx context.Context, looks *contract.Looks) (c *Part
 		return nil, context.Cause(ctx)
 	}
 	if r.Runner.Container == nil {
-		return nil, fmt.Errorf("its network namespace is not open: %w", container.ErrInvalidNetNS)
+		return nil, fmt.Errorf("its network namespace is not open: %w", outcome.ErrInvalidNetNS)
 	}
 	v, err := looks.Open(r.Runner.Given.Conns, r.Runner.Host, r.Runner.Container)
 	if err != nil {

@@ -94,14 +94,14 @@ func (f *fake) fix(ctx context.Context, p part) error {
 	})
 }
 
-// outcome is an Outcome in a form that can be compared.
-type outcome struct {
+// repaired is the outcome in a form that can be compared.
+type repaired struct {
 	Repaired []string
 	Left     map[string]error
 	Fixed    []string
 }
 
-func (f *fake) run(ctx context.Context, inside bool) (outcome, error) {
+func (f *fake) run(ctx context.Context, inside bool) (repaired, error) {
 	f.fixed, f.compared = nil, 0
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -113,7 +113,7 @@ func (f *fake) run(ctx context.Context, inside bool) (outcome, error) {
 	})
 	r.Inside = inside
 	Repair(ctx, []*Repairing{r})
-	got := outcome{Fixed: f.fixed}
+	got := repaired{Fixed: f.fixed}
 	for _, d := range r.Repaired {
 		got.Repaired = append(got.Repaired, d.Object)
 	}
@@ -127,7 +127,7 @@ func (f *fake) run(ctx context.Context, inside bool) (outcome, error) {
 }
 
 // same compares reasons with errors.Is.
-func (o outcome) same(want outcome) bool {
+func (o repaired) same(want repaired) bool {
 	if len(o.Left) != len(want.Left) {
 		return false
 	}
@@ -150,49 +150,49 @@ func TestRunRepairsWhatMayBeAdded(t *testing.T) {
 	for what, test := range map[string]struct {
 		parts  []part
 		inside bool
-		want   outcome
+		want   repaired
 	}{
 		"nothing": {},
 		"a bridge, and then its port": {
 			parts: []part{port, rule, bridge}, // whatever the order
-			want:  outcome{Repaired: []string{"rule", "bridge", "port"}, Fixed: []string{"rule", "bridge", "port"}},
+			want:  repaired{Repaired: []string{"rule", "bridge", "port"}, Fixed: []string{"rule", "bridge", "port"}},
 		},
 		"in the order of the comparison": {
 			parts: []part{bridge, {name: "address"}, rule},
-			want:  outcome{Repaired: []string{"bridge", "address", "rule"}, Fixed: []string{"bridge", "address", "rule"}},
+			want:  repaired{Repaired: []string{"bridge", "address", "rule"}, Fixed: []string{"bridge", "address", "rule"}},
 		},
 		"the host alone": {
 			parts: []part{{name: "route", inside: true}, rule},
-			want:  outcome{Repaired: []string{"rule"}, Left: map[string]error{"route": ErrNotAsked}, Fixed: []string{"rule"}},
+			want:  repaired{Repaired: []string{"rule"}, Left: map[string]error{"route": ErrNotAsked}, Fixed: []string{"rule"}},
 		},
 		"the container too": {
 			parts: []part{{name: "route", inside: true}, rule}, inside: true,
-			want: outcome{Repaired: []string{"route", "rule"}, Fixed: []string{"route", "rule"}},
+			want: repaired{Repaired: []string{"route", "rule"}, Fixed: []string{"route", "rule"}},
 		},
 		"not what differs": {
 			parts: []part{{name: "mtu", differs: true}, {name: "mac", differs: true, inside: true}, rule}, inside: true,
-			want: outcome{Repaired: []string{"rule"}, Left: map[string]error{"mtu": ErrNotAddable, "mac": ErrNotAddable}, Fixed: []string{"rule"}},
+			want: repaired{Repaired: []string{"rule"}, Left: map[string]error{"mtu": ErrNotAddable, "mac": ErrNotAddable}, Fixed: []string{"rule"}},
 		},
 		"the others if one is refused": {
 			parts: []part{{name: "first", refused: errRefused}, rule},
-			want: outcome{Repaired: []string{"rule"}, Left: map[string]error{"first": errRefused},
+			want: repaired{Repaired: []string{"rule"}, Left: map[string]error{"first": errRefused},
 				Fixed: []string{"first", "rule", "first"}}, // again, since the rule may have been the cause
 		},
 		"nothing if all are refused": {
 			parts: []part{{name: "first", refused: errRefused}},
-			want:  outcome{Left: map[string]error{"first": errRefused}, Fixed: []string{"first"}},
+			want:  repaired{Left: map[string]error{"first": errRefused}, Fixed: []string{"first"}},
 		},
 		"what a Fix that failed has added, and what needs that": {
 			parts: []part{{name: "half", said: errRefused}, {name: "rest", needs: []string{"half"}}},
-			want:  outcome{Repaired: []string{"half", "rest"}, Fixed: []string{"half", "rest"}},
+			want:  repaired{Repaired: []string{"half", "rest"}, Fixed: []string{"half", "rest"}},
 		},
 		"again what another repair has undone": {
 			parts: []part{rule, {name: "bridge", takes: []string{"rule"}}},
-			want:  outcome{Repaired: []string{"rule", "bridge"}, Fixed: []string{"rule", "bridge", "rule"}},
+			want:  repaired{Repaired: []string{"rule", "bridge"}, Fixed: []string{"rule", "bridge", "rule"}},
 		},
 		"not for ever what somebody removes": {
 			parts: []part{{name: "fought", vanish: 1000}, rule},
-			want:  outcome{Repaired: []string{"rule"}, Left: map[string]error{"fought": ErrReturned}, Fixed: []string{"fought", "rule", "fought"}},
+			want:  repaired{Repaired: []string{"rule"}, Left: map[string]error{"fought": ErrReturned}, Fixed: []string{"fought", "rule", "fought"}},
 		},
 	} {
 		f := newFake(b, test.parts...)
@@ -233,7 +233,7 @@ func TestAFailedBatchIsMadeOneByOne(t *testing.T) {
 	f := newFake(newBench(t), part{name: "a"}, part{name: "b", refused: errRefused}, part{name: "c"})
 	f.together = errors.New("one of them")
 	got, err := f.run(context.Background(), false)
-	want := outcome{Repaired: []string{"a", "c"}, Left: map[string]error{"b": errRefused}, Fixed: []string{"a", "b", "c", "a", "b", "c", "b", "b"}}
+	want := repaired{Repaired: []string{"a", "c"}, Left: map[string]error{"b": errRefused}, Fixed: []string{"a", "b", "c", "a", "b", "c", "b", "b"}}
 	if err != nil || !got.same(want) {
 		t.Errorf("got %+v, %v\nwant %+v", got, err, want)
 	}
@@ -243,7 +243,7 @@ func TestAFailedBatchIsMadeOneByOne(t *testing.T) {
 // repaired.
 func TestAComparisonThatFails(t *testing.T) {
 	b := newBench(t)
-	for at, want := range map[int]outcome{
+	for at, want := range map[int]repaired{
 		1: {},
 		2: {Left: map[string]error{"bridge": ErrNotVerified}, Fixed: []string{"bridge"}},
 		3: {Repaired: []string{"bridge"}, Left: map[string]error{"port": ErrNotVerified}, Fixed: []string{"bridge", "port"}},

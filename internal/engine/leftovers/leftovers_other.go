@@ -12,6 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/outcome"
 )
 
 // Interfaces and flows of other systems are their plugins' business, and no namespace is
@@ -37,7 +38,7 @@ func (*Search) Request(Runtime, *container.Host, bool)         {}
 func End(context.Context, *container.Host, Tend) (bool, error) { return false, nil }
 func IsAbandoned(*record.Record, string, string) bool          { return false }
 func LetGo(*container.Container, []*Attachment, *slog.Logger) ([]int, error) {
-	return nil, container.ErrNotSupported
+	return nil, outcome.ErrNotSupported
 }
 
 // made reports no file as host-local's, which is a plugin of Linux.

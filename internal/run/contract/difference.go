@@ -35,6 +35,7 @@ const (
 	Sysctl      Kind = "sysctl"
 	Reservation Kind = "reservation" // of an address, by an IPAM plugin
 	Zone        Kind = "zone"        // of firewalld
+	FailedCheck Kind = "check"       // the CHECK of a plugin, which has failed
 )
 
 // Difference is a part of an attachment that is missing or different.

@@ -1,10 +1,12 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -107,6 +109,30 @@ const NoMessage = "no error message"
 // one, as details without a message do.
 func Trim(text string) string {
 	return strings.TrimRight(strings.TrimLeft(text, "; \t\n"), ": \t\n")
+}
+
+// Reason returns the text of a failure: the plugin's own words, or those of the cause.
+func Reason(msg, details string, err error) string {
+	if msg := Trim(msg); msg != "" {
+		if details != "" {
+			return msg + "; " + details
+		}
+		return msg
+	}
+	if err != nil {
+		return cmp.Or(Trim(err.Error()), NoMessage)
+	}
+	return NoMessage
+}
+
+// Join is errors.Join, but returns a single error unchanged: most calls have one
+// network, and their callers should get its *Error.
+func Join(errs ...error) error {
+	errs = slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })
+	if len(errs) == 1 {
+		return errs[0]
+	}
+	return errors.Join(errs...)
 }
 
 // Verb returns the name of a verb in libcni's errors.

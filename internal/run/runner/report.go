@@ -10,11 +10,10 @@ import (
 
 // Event describes one plugin call; see cni.Event.
 type Event struct {
-	Operation, Network, Plugin string
-	PluginKind                 string // a Kind; empty if no plugin ran
-	ContainerID, IfName        string
-	Duration                   time.Duration
-	Err                        error
+	Operation, Network, Plugin      string
+	PluginKind, ContainerID, IfName string
+	Duration                        time.Duration
+	Err                             error
 }
 
 // VerbRepair stands for the verb in the failures and events of a repair. The
