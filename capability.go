@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/embedcni/cni/internal/engine/engine"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 )
@@ -175,7 +176,7 @@ func wireCapabilities(capabilities map[string]any) (map[string]any, error) {
 	for _, name := range slices.Sorted(maps.Keys(capabilities)) {
 		value, err := wireCapability(capabilities[name])
 		if err != nil {
-			errs = append(errs, fmt.Errorf("capability %s: %w", name, err))
+			errs = append(errs, joined.Errorf("capability %s: %w", name, err))
 		}
 		wire[name] = value
 	}

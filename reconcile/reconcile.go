@@ -211,7 +211,7 @@ func (r *run) repair(ctx context.Context, e Expected, one *Container) {
 	o := r.options.Repair
 	o.Unheld = o.Unheld || r.options.Decide == nil
 	one.Repair, one.Err = r.rt.Repair(ctx, e.ContainerID, o)
-	if one.Err != nil {
+	if one.named = one.Err != nil; one.named {
 		return
 	}
 	if err := one.Repair.Err(); err != nil {
@@ -240,7 +240,7 @@ func (r *run) replace(ctx context.Context, e Expected, one *Container) {
 			one.Lost = append(one.Lost, a)
 		}
 	}
-	one.Err = joined.Errors(err, aerr)
+	one.Err, one.named = joined.Errors(err, aerr), err != nil
 }
 
 // addresses returns those of a container on record, each once, but for loopback ones.

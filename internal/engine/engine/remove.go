@@ -9,6 +9,7 @@ import (
 
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/engine/leftovers"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
@@ -20,7 +21,7 @@ func (eng *Engine) Remove(ctx context.Context, c *Call) error {
 	ctx = context.WithoutCancel(ctx)
 	host, err := validateRemove(eng, c)
 	if err != nil {
-		return fmt.Errorf("remove container %q: %w", c.ID, err)
+		return joined.Errorf("remove container %q: %w", c.ID, err)
 	}
 	op := &operation{eng: eng, c: eng.Store.New(c.ID, host)}
 	if err := op.lockToRemove(ctx, container.Access{}); err != nil {

@@ -11,6 +11,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/engine/container"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/ports"
@@ -43,7 +44,7 @@ func (eng *Engine) Setup(ctx context.Context, c *Call, serially bool) (*SetupRes
 			err = s.makeRoom(ctx, replaces)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("set up container %q: %w", c.ID, err)
+			return nil, joined.Errorf("set up container %q: %w", c.ID, err)
 		}
 		return s.tryAll(ctx)
 	})
@@ -253,7 +254,7 @@ func (s *setup) try(ctx context.Context) (*SetupResult, error) {
 		err = s.write(ctx)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("set up container %q: %w", s.op.c.Recorded.ID, err)
+		return nil, joined.Errorf("set up container %q: %w", s.op.c.Recorded.ID, err)
 	}
 	attached, err := s.attach(ctx)
 	if err == nil {
@@ -381,7 +382,7 @@ func (s *setup) rollBack(ctx context.Context) error {
 		err = Join(err, s.op.tearDown(context.WithoutCancel(ctx), begun))
 	}
 	if err != nil {
-		return fmt.Errorf("roll back: %w", leftover(s.op.c.Recorded.ID, err))
+		return joined.Errorf("roll back: %w", leftover(s.op.c.Recorded.ID, err))
 	}
 	return nil
 }

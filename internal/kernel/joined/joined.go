@@ -4,6 +4,7 @@
 package joined
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -14,12 +15,19 @@ import (
 // other, separated by semicolons. A single one is returned unchanged, so that a caller gets
 // its type. Without any, Errors returns nil.
 func Errors(errs ...error) error {
+	err := List(errs...)
+	if l, ok := err.(*list); ok && len(l.errs) == 1 {
+		return l.errs[0]
+	}
+	return err
+}
+
+// List is Errors for a caller who asks for all of them with Unwrap() []error, also if there
+// is one.
+func List(errs ...error) error {
 	all := slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })
-	switch len(all) {
-	case 0:
+	if len(all) == 0 {
 		return nil
-	case 1:
-		return all[0]
 	}
 	return &list{all}
 }
@@ -55,7 +63,11 @@ func (l *list) Format(s fmt.State, verb rune) {
 
 // Errorf is fmt.Errorf, whose error prints those that it wraps with %+v if it is printed so.
 func Errorf(format string, args ...any) error {
-	return &wrapped{fmt.Errorf(format, args...), format, args}
+	w := wrapped{fmt.Errorf(format, args...), format, args}
+	if all, ok := w.error.(interface{ Unwrap() []error }); ok {
+		return &several{w, all.Unwrap()}
+	}
+	return &w
 }
 
 // wrapped is an error of fmt.Errorf, with what it was made of.
@@ -65,8 +77,17 @@ type wrapped struct {
 	args   []any
 }
 
-// Unwrap returns the error of fmt.Errorf.
-func (w *wrapped) Unwrap() error { return w.error }
+// Unwrap returns the error that is wrapped.
+func (w *wrapped) Unwrap() error { return errors.Unwrap(w.error) }
+
+// several is an error of fmt.Errorf that wraps more than one.
+type several struct {
+	wrapped
+	errs []error
+}
+
+// Unwrap returns the errors that are wrapped.
+func (s *several) Unwrap() []error { return s.errs }
 
 // Format prints wrapped errors with %+v if it is asked for that.
 func (w *wrapped) Format(s fmt.State, verb rune) {

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -123,16 +122,6 @@ func Reason(msg, details string, err error) string {
 		return cmp.Or(Trim(err.Error()), NoMessage)
 	}
 	return NoMessage
-}
-
-// Join is errors.Join, but returns a single error unchanged: most calls have one
-// network, and their callers should get its *Error.
-func Join(errs ...error) error {
-	errs = slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })
-	if len(errs) == 1 {
-		return errs[0]
-	}
-	return errors.Join(errs...)
 }
 
 // Verb returns the name of a verb in libcni's errors.
