@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/embedcni/cni/internal/engine/engine"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 )
@@ -175,7 +176,7 @@ func wireCapabilities(capabilities map[string]any) (map[string]any, error) {
 	for _, name := range slices.Sorted(maps.Keys(capabilities)) {
 		value, err := wireCapability(capabilities[name])
 		if err != nil {
-			errs = append(errs, fmt.Errorf("capability %s: %w", name, err))
+			errs = append(errs, joined.Errorf("capability %s: %w", name, err))
 		}
 		wire[name] = value
 	}
@@ -300,11 +301,20 @@ func (l *loaded) loud(capability string) *slog.Logger {
 	return slog.Default()
 }
 
-// namesOf names networks in an error.
+// namesOf names networks in an error. No capability is for lo, so its network is named
+// only if it is the only one.
 func namesOf(networks []*Network) string {
-	var names []string
+	var names, lo []string
 	for _, n := range networks {
-		names = append(names, fmt.Sprintf("network %q", n.conf.Config.Name))
+		name := fmt.Sprintf("network %q", n.conf.Config.Name)
+		if len(n.conf.Config.Plugins) == 1 && n.conf.Config.Plugins[0].Network.Type == conflist.Loopback {
+			lo = append(lo, name)
+			continue
+		}
+		names = append(names, name)
+	}
+	if len(names) == 0 {
+		names = lo
 	}
 	return strings.Join(names, ", ")
 }
@@ -319,7 +329,11 @@ func advice(networks []*Network, capability string) string {
 			}
 		}
 	}
-	if readers := conflist.ReadersOf(capability); len(readers) > 0 {
+	switch readers := conflist.ReadersOf(capability); len(readers) {
+	case 0:
+	case 1:
+		return fmt.Sprintf("add %s with %s", readers[0], field)
+	default:
 		return fmt.Sprintf("add a plugin that reads it (%s) with %s", strings.Join(readers, ", "), field)
 	}
 	return "add " + field + " to the plugin that reads it"

@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/embedcni/cni/internal/engine/engine"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/run/runner"
 )
 
@@ -126,7 +127,7 @@ func (r *Runtime) setup(ctx context.Context, span, id, path string, opts []Names
 		return nil, err
 	}
 	if err != nil {
-		return nil, fmt.Errorf("set up container %q: %w", id, err)
+		return nil, joined.Errorf("set up container %q: %w", id, err)
 	}
 	return l.setup(ctx, ns, serially)
 }
@@ -134,7 +135,7 @@ func (r *Runtime) setup(ctx context.Context, span, id, path string, opts []Names
 func (l *loaded) setup(ctx context.Context, ns *Namespace, serially bool) (*Result, error) {
 	c, err := l.call(ns, "ADD")
 	if err != nil {
-		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
+		return nil, joined.Errorf("set up container %q: %w", ns.id, err)
 	}
 	made, err := l.eng.Setup(ctx, c, serially)
 	if err != nil {
@@ -165,7 +166,7 @@ func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...Na
 	defer func() { endCall(span, err) }()
 	ns, err := newNamespace(id, path, opts...)
 	if err != nil {
-		return fmt.Errorf("remove container %q: %w", id, err)
+		return joined.Errorf("remove container %q: %w", id, err)
 	}
 	return l.remove(ctx, ns)
 }
@@ -173,7 +174,7 @@ func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...Na
 func (l *loaded) remove(ctx context.Context, ns *Namespace) error {
 	c, err := l.call(ns, "DEL")
 	if err != nil {
-		return fmt.Errorf("remove container %q: %w", ns.id, err)
+		return joined.Errorf("remove container %q: %w", ns.id, err)
 	}
 	return l.eng.Remove(ctx, c)
 }
@@ -197,7 +198,7 @@ func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...Nam
 		return err
 	}
 	if err != nil {
-		return fmt.Errorf("check container %q: %w", id, err)
+		return joined.Errorf("check container %q: %w", id, err)
 	}
 	return l.check(ctx, ns)
 }
@@ -205,7 +206,7 @@ func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...Nam
 func (l *loaded) check(ctx context.Context, ns *Namespace) error {
 	c, err := l.call(ns, "CHECK")
 	if err != nil {
-		return fmt.Errorf("check container %q: %w", ns.id, err)
+		return joined.Errorf("check container %q: %w", ns.id, err)
 	}
 	return l.eng.Check(ctx, c)
 }
@@ -272,8 +273,8 @@ func (r *Runtime) Ready(ctx context.Context) error {
 	if why := r.outdated.Load(); why != nil && tooFew == nil {
 		reasons = append(reasons, *why)
 	}
-	if err := errors.Join(append(reasons, l.eng.WhyNotReady(ctx)...)...); err != nil {
-		return fmt.Errorf("not ready\n%w", err)
+	if err := joined.List(append(reasons, l.eng.WhyNotReady(ctx)...)...); err != nil {
+		return joined.Errorf("not ready: %w", err)
 	}
 	return nil
 }

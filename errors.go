@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/embedcni/cni/internal/engine/engine"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/outcome"
 )
@@ -96,11 +97,11 @@ func configError(err error) error {
 	case errors.Is(err, conflist.ErrRead):
 		kind = ErrRead
 	}
-	return fmt.Errorf("%w: %w", engine.WithSentinel(err), kind)
+	return joined.Errorf("%w: %w", engine.WithSentinel(err), kind)
 }
 
 // loadError wraps Load's errors. go-cni loses the kind of the error here; importers
 // match on both ends of the text.
 func loadError(err error) error {
-	return fmt.Errorf("cni config load failed: %w: %w", err, ErrLoad)
+	return joined.Errorf("cni config load failed: %w: %w", err, ErrLoad)
 }

@@ -103,13 +103,21 @@ func TestErrorFormats(t *testing.T) {
 	const short = `add network "n" of container c, interface eth0: plugin type="x" failed (add): boom`
 	const text = short + "; stderr: (2 lines omitted) 3 | 4 | 5"
 	quiet := &Error{Op: "ADD", Network: "n", Err: errors.New("why")}
+	left := &LeftoverError{ContainerID: "c", Left: []string{"a", "b"}, Err: engine.Join(e, quiet)}
+	const whole = short + "\nstderr of x:\n1\n2\n3\n4\n5\n"
+	const mend = "fix the cause and call Remove again, or call CleanUp to abandon it"
+	notRemoved := `container c could not be removed: ` + text + `; add network "n": why: left are a; b; ` + mend
 	tests := []struct {
 		format string
 		arg    error
 		want   string
 	}{
 		{"%v", e, text}, {"%s", e, text}, {"%q", e, fmt.Sprintf("%q", text)}, {"%#v", e, text},
-		{"%+v", e, short + "\nstderr of x:\n1\n2\n3\n4\n5\n"},
+		{"%+v", e, whole},
+		{"%v", left, notRemoved}, {"%v", engine.Tag(left, ErrBusy), notRemoved},
+		{"%+v", left, "container c could not be removed: " + whole + "\nadd network \"n\": why\nleft: a\nleft: b\n" + mend},
+		{"%+v", engine.Tag(left.Err, ErrBusy), whole + "\nadd network \"n\": why"},
+		{"%v", (&Report{Failed: map[string]error{"c": left, "d": ErrBusy}}).Err(), notRemoved + "; container d: " + ErrBusy.Error()},
 		{"%+v", quiet, `add network "n": why`}, {"%.3s", quiet, "add"}, {"%25s|", quiet, `     add network "n": why|`},
 	}
 	for _, test := range tests {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/outcome"
 )
 
 func TestAVerdictPrintsAndEncodesWell(t *testing.T) {
@@ -36,6 +37,14 @@ b: broken: another call for the container is under way
   network "net", interface eth0, plugin x: check: no (code 5) (not repairable: ask it)
 c: unknown: killed
 d: not attached`)
+	missing.Repaired, differs.Repaired = true, true
+	repaired := RepairReport{ContainerID: "b", Repaired: []Difference{missing, differs}, Remaining: []outcome.Remaining{{Difference: failed, Reason: ErrNotRepairable}}}
+	expect.Same(t, "text of a repair", repaired.String(), `b: made again: network "net", interface eth0, plugin bridge: address 10.1.0.1/24 on cni0 was missing
+b: made again: network "net", interface eth0, plugin bridge: interface eth0 in the container was down, not up
+b: remains: network "net", interface eth0, plugin x: check: no (code 5) (not repairable: ask it): not repairable`)
+	expect.Same(t, "text of a Recover", Report{Adopted: []string{"b"}, Repaired: map[string][]Difference{"b": {missing}}}.String(),
+		`b: adopted
+b: made again: network "net", interface eth0, plugin bridge: address 10.1.0.1/24 on cni0 was missing`)
 	data := expect.Value(json.Marshal(all[1]))(t)
 	expect.Same(t, "JSON", string(data), `{"ContainerID":"b","State":"broken","Differences":[`+
 		`{"Network":"net","IfName":"eth0","Plugin":"bridge","Kind":"address","Inside":false,"Object":"10.1.0.1/24 on cni0","Wanted":"","Found":"","Repairable":true,"Why":"","Err":"no address"},`+

@@ -10,6 +10,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/engine/engine"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 )
@@ -72,7 +73,7 @@ func (r *Runtime) Plan(id, path string, opts ...NamespaceOpts) (*Plan, error) {
 		p, err = l.plan(ns)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("set up container %q: %w", id, err)
+		return nil, joined.Errorf("set up container %q: %w", id, err)
 	}
 	return p, nil
 }
@@ -199,15 +200,15 @@ func (l *loaded) planned(ns *Namespace, sel selection) (*engine.Planned, error) 
 	}
 	args, err := sortedArgs(engine.Merge(ns.args, sel.args))
 	if err != nil {
-		return nil, fmt.Errorf("network %q: %w", sel.network, err)
+		return nil, joined.Errorf("network %q: %w", sel.network, err)
 	}
 	capabilities, err := wireCapabilities(engine.Merge(ns.capabilityArgs, sel.capabilityArgs))
 	if err != nil {
-		return nil, fmt.Errorf("network %q: %w", sel.network, err)
+		return nil, joined.Errorf("network %q: %w", sel.network, err)
 	}
 	metadata := engine.Merge(ns.metadata, sel.metadata)
 	if err := engine.CheckMetadata(metadata); err != nil {
-		return nil, fmt.Errorf("network %q: %w", sel.network, err)
+		return nil, joined.Errorf("network %q: %w", sel.network, err)
 	}
 	p := &engine.Planned{Network: n.conf, OwnConfig: sel.list != nil, Prev: sel.prev, Metadata: metadata, Dirs: precedence(l.opts.PluginDirs, ns.dirs)}
 	p.ConfigArgs = engine.Merge(ns.configArgs, sel.configArgs)
@@ -278,7 +279,7 @@ func (ns *Namespace) nest(sel *selection, opts []NamespaceOpts) error {
 	inner.nested = true
 	for _, o := range opts {
 		if err := o(inner); err != nil {
-			return fmt.Errorf("network %q: %w", sel.network, err)
+			return joined.Errorf("network %q: %w", sel.network, err)
 		}
 	}
 	sel.scope = inner.scope

@@ -185,16 +185,24 @@ func askPorts(ns *Namespace, all []*engine.Planned, selected []selection, mustMa
 		if asked == shared {
 			used = used || a.Ports != nil
 		} else if a.Ports == nil && mustMap {
-			errs = append(errs, fmt.Errorf("network %q: %w", a.Network.Config.Name, errUnmappedPorts))
+			errs = append(errs, unmapped(selected[i].of))
 		}
 	}
 	if !used {
-		errs = append(errs, errUnmappedPorts)
+		var networks []*Network
+		for _, sel := range selected {
+			networks = append(networks, sel.of)
+		}
+		errs = append(errs, unmapped(networks...))
 	}
 	return engine.Join(errs...)
 }
 
-var errUnmappedPorts = fmt.Errorf("ports are asked for, and no plugin declares the capability %s: %w", engine.CapPortMappings, ErrInvalidArgument)
+// unmapped is the error for ports that no plugin of the networks forwards.
+func unmapped(networks ...*Network) error {
+	return fmt.Errorf("ports are asked for, and no plugin of %s declares the capability %s: %s: %w",
+		namesOf(networks), engine.CapPortMappings, advice(networks, engine.CapPortMappings), ErrInvalidArgument)
+}
 
 // addRequested adds ports that the Result does not have yet: networks that share them
 // have each its copy on record.

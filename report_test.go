@@ -30,5 +30,5 @@ left: a file`)
 func TestTheErrorOfAReport(t *testing.T) {
 	expect.NoError(t, (*Report)(nil).Err(), new(Report).Err(), (&Report{Kept: map[string]error{"a": errors.New("CHECK failed")}}).Err())
 	r := &Report{Failed: map[string]error{"e": errors.New("stuck"), "d": errors.New("busy")}}
-	expect.Same(t, "failures", r.Err().Error(), "container d: busy\ncontainer e: stuck")
+	expect.Same(t, "failures", r.Err().Error(), "container d: busy; container e: stuck")
 }

@@ -1,13 +1,13 @@
 package cnitest
 
 import (
-	"errors"
 	"os"
 	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
@@ -43,5 +43,5 @@ func unmountBelow(dir string) error {
 	for _, path := range slices.Backward(at) {
 		errs = append(errs, netns.Remove(path))
 	}
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/lock"
 	"github.com/embedcni/cni/internal/store/record"
@@ -107,7 +108,7 @@ func change(ctx context.Context, stateDir string, do func(record.Holds) error) (
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, held.Release()) }()
+	defer func() { err = joined.Errors(err, held.Release()) }()
 	return do(record.HoldsIn(stateDir))
 }
 
@@ -119,7 +120,7 @@ func Holds(rt *cni.Runtime) ([]Hold, error) {
 	var all []Hold
 	for _, h := range found {
 		if h.Err() != nil {
-			err = errors.Join(err, h.Err())
+			err = joined.Errors(err, h.Err())
 			continue
 		}
 		one := Hold{string(h.Container), h.Network, h.Reason, h.Owner, h.Since}

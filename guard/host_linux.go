@@ -2,10 +2,10 @@ package guard
 
 import (
 	"context"
-	"errors"
 	"io"
 	"slices"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/nft"
 	"github.com/embedcni/cni/netns"
@@ -37,7 +37,7 @@ func (g *guard) openHost() (_ *host, err error) {
 	h.open = append(h.open, h.ns)
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, h.close())
+			err = joined.Errors(err, h.close())
 		}
 	}()
 	classes := g.options.Classes
@@ -62,7 +62,7 @@ func (g *guard) openHost() (_ *host, err error) {
 
 func (h *host) close() (err error) {
 	for _, c := range slices.Backward(h.open) {
-		err = errors.Join(err, c.Close())
+		err = joined.Errors(err, c.Close())
 	}
 	return err
 }

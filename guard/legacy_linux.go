@@ -2,10 +2,10 @@ package guard
 
 import (
 	"context"
-	"errors"
 	"regexp"
 
 	"github.com/embedcni/cni/internal/kernel/iptables"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/thread"
 )
 
@@ -24,7 +24,7 @@ func (h *host) usesLegacyTables(ctx context.Context) (used bool, err error) {
 			used = used || there
 			errs = append(errs, err)
 		}
-		return errors.Join(errs...)
+		return joined.Errors(errs...)
 	})
 	return used, err
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/thread"
 )
 
@@ -65,7 +66,7 @@ func (g *guard) run(ctx context.Context) (err error) {
 	if g.host, err = g.openHost(); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, g.host.close()) }()
+	defer func() { err = joined.Errors(err, g.host.close()) }()
 	return g.until(ctx, append(g.host.sources, g.unannounced()...))
 }
 
@@ -329,7 +330,7 @@ func failure(r *cni.RepairReport) error {
 			errs = append(errs, left.Reason)
 		}
 	}
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }
 
 // busyFor is the number of attempts in a row, with pauses that double, for which a

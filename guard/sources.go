@@ -9,6 +9,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -76,10 +77,10 @@ func (g *guard) followHolds(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, w.Close()) }()
+	defer func() { err = joined.Errors(err, w.Close()) }()
 	for fresh := true; ; {
 		if fresh {
-			if err := errors.Join(os.MkdirAll(dir, 0o700), w.Add(dir)); err != nil {
+			if err := joined.Errors(os.MkdirAll(dir, 0o700), w.Add(dir)); err != nil {
 				return fmt.Errorf("follow the holds: %w", err)
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/lock"
@@ -73,7 +74,7 @@ func (d Dir) Write(ctx context.Context, file string, n Network) (Written, error)
 }
 
 func (d Dir) write(ctx context.Context, file string, n Network) (w Written, err error) {
-	if err := errors.Join(validateFile(file), n.validate()); err != nil {
+	if err := joined.Errors(validateFile(file), n.validate()); err != nil {
 		return w, err
 	}
 	if err := os.MkdirAll(d.Path, 0o755); err != nil {
@@ -83,7 +84,7 @@ func (d Dir) write(ctx context.Context, file string, n Network) (w Written, err 
 	if err != nil {
 		return w, err
 	}
-	defer func() { err = errors.Join(err, held.Release()) }()
+	defer func() { err = joined.Errors(err, held.Release()) }()
 	if n, err = d.choose(n); err != nil {
 		return w, err
 	}
@@ -111,7 +112,7 @@ func (d Dir) Remove(ctx context.Context, file, network string) (err error) {
 	if err != nil {
 		return fail(err)
 	}
-	defer func() { err = errors.Join(err, held.Release()) }()
+	defer func() { err = joined.Errors(err, held.Release()) }()
 	if err := os.Remove(filepath.Join(d.Path, file)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fail(err)
 	}
@@ -255,7 +256,7 @@ func (d Dir) used(n Network, fresh bool) (used, bridged []netip.Prefix, err erro
 		return nil, nil, err
 	}
 	onHost, bridged, err := subnetsInUse(host, n.bridge())
-	if err = errors.Join(err, host.Close()); err != nil {
+	if err = joined.Errors(err, host.Close()); err != nil {
 		return nil, nil, err
 	}
 	if fresh {

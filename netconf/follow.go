@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // follower calls look once, and then whenever a source may have changed.
@@ -46,7 +48,7 @@ func (r *follower) until(ctx context.Context) (err error) {
 	if err := r.arm(); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, r.notifier.Close()) }()
+	defer func() { err = joined.Errors(err, r.notifier.Close()) }()
 	r.look()
 	for r.wait(ctx); ctx.Err() == nil; r.wait(ctx) {
 		if err := r.arm(); err != nil {
@@ -77,7 +79,7 @@ func (r *follower) arm() error {
 		err = fmt.Errorf("%w (fs.inotify.max_user_watches)", err)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("watch configurations: %w", err), fresh.Close())
+		return joined.Errors(fmt.Errorf("watch configurations: %w", err), fresh.Close())
 	}
 	old := r.notifier
 	r.notifier, r.sight = fresh, seen

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/store/conflist"
 )
 
@@ -87,7 +88,7 @@ func (p PTP) connect(typ string, n Network, o *object) error {
 		errs = append(errs, fmt.Errorf("field MTU is %d: it must be between %d and 65535", p.MTU, least))
 	}
 	o.declare(p.Extra, types...)
-	return errors.Join(append(errs, o.extend(p.Extra))...)
+	return joined.Errors(append(errs, o.extend(p.Extra))...)
 }
 
 // validateLinkName checks a name as the kernel does. It replaces % by a number.
@@ -105,7 +106,7 @@ func validateLinkName(name string) error {
 
 // wrap names the plugin in an error.
 func wrap(plugin string, errs ...error) error {
-	if err := errors.Join(errs...); err != nil {
+	if err := joined.Errors(errs...); err != nil {
 		return fmt.Errorf("%s: %w", plugin, err)
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"path/filepath"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/store/conflist"
 )
 
@@ -160,7 +161,7 @@ func (r Range) render() (o object, err error) {
 			errs = append(errs, fmt.Errorf("field First %s is behind Last %s", first, last))
 		}
 	}
-	return o, errors.Join(errs...)
+	return o, joined.Errors(errs...)
 }
 
 // span returns the first and the last address that are assigned.

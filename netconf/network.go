@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/store/conflist"
 )
 
@@ -57,7 +58,7 @@ func (n Network) render() ([]byte, error) {
 	if n.Version == "" {
 		n.Version = DefaultVersion
 	}
-	if err := errors.Join(conflist.ValidateName(n.Name), n.validateVersion(), n.validateOrder()); err != nil {
+	if err := joined.Errors(conflist.ValidateName(n.Name), n.validateVersion(), n.validateOrder()); err != nil {
 		return nil, err
 	}
 	var o object
@@ -75,7 +76,7 @@ func (n Network) render() ([]byte, error) {
 	}
 	o.set("plugins", plugins)
 	errs = append(errs, o.extend(n.Extra))
-	if err := errors.Join(errs...); err != nil {
+	if err := joined.Errors(errs...); err != nil {
 		return nil, err
 	}
 	plain, err := json.Marshal(o)

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net/netip"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 	"github.com/embedcni/cni/internal/store/record"
 )
@@ -32,7 +33,7 @@ func attachedNetworks(records *record.Store) (all []netip.Prefix, err error) {
 		}
 		return true
 	})
-	if err := errors.Join(append(errs, err)...); err != nil {
+	if err := joined.Errors(append(errs, err)...); err != nil {
 		return nil, fmt.Errorf("networks of attached containers: %w", err)
 	}
 	return mergePrefixes(all), nil

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
 
@@ -107,7 +108,7 @@ func (s reservations) Others(confDir, network string) ([]netip.Prefix, error) {
 		}
 		all = append(all, scanPrefixes(data)...)
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err := joined.Errors(errs...); err != nil {
 		return nil, fmt.Errorf("reservations of subnets: %w", err)
 	}
 	return all, nil

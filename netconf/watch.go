@@ -36,7 +36,8 @@ const (
 	Loaded WatchKind = "loaded"
 	// Unchanged: the files were read, and are those in use.
 	Unchanged WatchKind = "unchanged"
-	// Kept: the files cannot be loaded; see Err. The networks stay as they are.
+	// Kept: the files cannot be loaded; see Err. The networks stay as they are; if there are
+	// none, String says that nothing is loaded.
 	Kept WatchKind = "kept"
 	// Unloaded: the files are gone, and so are the networks; see Err.
 	Unloaded WatchKind = "unloaded"
@@ -49,11 +50,13 @@ type WatchEvent struct {
 	Time time.Time
 	Kind WatchKind
 	cni.Reloaded
+
+	empty bool // no network is in use
 }
 
 // String describes the event in a line.
 func (e WatchEvent) String() string {
-	s := string(e.Kind)
+	s := e.happened()
 	for _, part := range []struct {
 		key   string
 		names []string
@@ -69,6 +72,14 @@ func (e WatchEvent) String() string {
 		s += ": " + e.Err.Error()
 	}
 	return s
+}
+
+// happened says what has become of the networks.
+func (e WatchEvent) happened() string {
+	if e.Kind == Kept && e.empty {
+		return "loaded nothing"
+	}
+	return string(e.Kind)
 }
 
 // Watch follows the configuration files of a Runtime until ctx ends: it calls Reload once it
@@ -116,6 +127,8 @@ func (o *WatchOptions) reload(rt *cni.Runtime) {
 		e.Kind = Unloaded
 	case e.Reloaded.Unchanged:
 		e.Kind = Unchanged
+	default:
+		e.empty = len(rt.GetConfig().Networks) == 0
 	}
 	o.tell(e)
 }
@@ -131,7 +144,7 @@ func (o *WatchOptions) tell(e WatchEvent) {
 		level = slog.LevelDebug
 	}
 	if o.Logger != nil {
-		o.Logger.Log(context.Background(), level, "watch of the configuration: "+string(e.Kind),
+		o.Logger.Log(context.Background(), level, "watch of the configuration: "+e.happened(),
 			"added", e.Added, "removed", e.Removed, "changed", e.Changed, "error", e.Err)
 	}
 	if o.Report != nil {

@@ -25,9 +25,9 @@ func TestWatchOnEverySystem(t *testing.T) {
 	list := func(name, typ string) string {
 		return fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [{"type": %q}]}`, name, typ)
 	}
-	put("10-a.conflist", list("a", "p"))
 	r := expect.Value(cni.New(cni.WithPluginConfDir(dir), cni.WithStateDir(t.TempDir())))(t)
-	expect.NoError(t, r.Load(cni.WithAllConf))
+	put("10-a.conflist", "{")
+	expect.Fails(t, "Load", r.Load(cni.WithAllConf))
 
 	ctx, cancel := context.WithCancel(context.Background())
 	events, ended := make(chan netconf.WatchEvent, 1000), make(chan error, 1)
@@ -44,7 +44,11 @@ func TestWatchOnEverySystem(t *testing.T) {
 			}
 		}
 	}
-	next("unchanged")
+	expect.Same(t, "without a network", expect.Await(t, "a look", events).String(), "loaded nothing: cni config load failed: no network config found in "+dir+" that is valid; "+
+		filepath.Join(dir, "10-a.conflist")+": error parsing configuration list: unexpected end of JSON input at line 1, column 1: "+
+		"invalid cni config: cni plugin not initialized: failed to load cni config")
+	put("10-a.conflist", list("a", "p"))
+	next("loaded added=a")
 	put("20-b.conflist", list("b", "p"))
 	next("loaded added=b")
 	put("10-a.conflist", list("a", "q"))

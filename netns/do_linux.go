@@ -1,11 +1,12 @@
 package netns
 
 import (
-	"errors"
 	"runtime"
 
 	vns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // Do runs fn in the namespace that path means, as [Handle.Do] does. It opens the
@@ -17,7 +18,7 @@ func Do(path string, fn func() error) (err error) {
 	}
 	defer func() {
 		if cerr := h.Close(); cerr != nil {
-			err = errors.Join(err, cerr)
+			err = joined.Errors(err, cerr)
 		}
 	}()
 	return h.Do(fn)
@@ -53,7 +54,7 @@ func (h *Handle) Do(fn func() error) error {
 // enter moves the calling thread into the namespace.
 func (h *Handle) enter() (err error) {
 	defer naming(&err, "enter network namespace %s", h.id)
-	return control(h.file, func(fd int) error { return vns.Set(vns.NsHandle(fd)) })
+	return control(h.file, func(fd int) error { return privileged(vns.Set(vns.NsHandle(fd))) })
 }
 
 // outcome is how a function ended.

@@ -7,6 +7,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // threadNetNS is the link through which the kernel shows a thread its own
@@ -58,7 +60,7 @@ func open(path string) (*Handle, error) {
 	}
 	id, err := identify(file)
 	if err != nil {
-		return nil, errors.Join(err, file.Close())
+		return nil, joined.Errors(err, file.Close())
 	}
 	return &Handle{file: file, id: id}, nil
 }
@@ -121,7 +123,7 @@ func current(name string) (*Handle, error) {
 	}
 	h := &Handle{file: os.NewFile(uintptr(fd), name)}
 	if h.id, err = statFD(fd); err != nil {
-		return nil, errors.Join(procError("look up the thread's network namespace", err), h.Close())
+		return nil, joined.Errors(procError("look up the thread's network namespace", err), h.Close())
 	}
 	return h, nil
 }

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // List returns the network namespaces that are pinned in dir, and the empty files that
@@ -77,7 +79,7 @@ func unmountIf(path string, id ID) (unmounted bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	defer func() { err = errors.Join(err, unix.Close(fd)) }()
+	defer func() { err = joined.Errors(err, unix.Close(fd)) }()
 	if at, err := statFD(fd); err != nil || at != id {
 		return false, err
 	}

@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -29,7 +30,16 @@ func newNamed(name string) (h *Handle, err error) {
 
 func unshare() error {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("unshare: %w", err)
+		return fmt.Errorf("unshare: %w", privileged(err))
 	}
 	return nil
+}
+
+// privileged names the capability that the kernel's refusal to make, enter or pin a
+// namespace is about.
+func privileged(err error) error {
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("%w: it needs the capability CAP_SYS_ADMIN", err)
+	}
+	return err
 }

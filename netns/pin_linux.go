@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // Create makes a network namespace and pins it at path, where it stays until
@@ -28,7 +30,7 @@ func Create(path string) (_ *Handle, err error) {
 			return err
 		}
 		if err = mountAt(h, path); err != nil {
-			err = errors.Join(err, h.Close())
+			err = joined.Errors(err, h.Close())
 		}
 		return err
 	})
@@ -54,7 +56,7 @@ func place(path string, mount func() error) error {
 		return nil
 	}
 	if rerr := os.Remove(path); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
-		err = errors.Join(err, fmt.Errorf("clean up: %w", rerr))
+		err = joined.Errors(err, fmt.Errorf("clean up: %w", rerr))
 	}
 	return err
 }
@@ -85,7 +87,7 @@ func Pin(h *Handle, path string) (err error) {
 func mountAt(h *Handle, path string) (err error) {
 	defer naming(&err, "bind mount")
 	return control(h.file, func(fd int) error {
-		return unix.Mount(fmt.Sprintf("/proc/thread-self/fd/%d", fd), path, "", unix.MS_BIND, "")
+		return privileged(unix.Mount(fmt.Sprintf("/proc/thread-self/fd/%d", fd), path, "", unix.MS_BIND, ""))
 	})
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/record"
@@ -100,7 +101,7 @@ var (
 )
 
 // Error is the failure of one network of one container, or of one of its plugins.
-// Several are joined by errors.Join; errors.As finds the first.
+// errors.As finds the first of several.
 type Error struct {
 	Op          string // CNI_COMMAND: ADD, DEL, CHECK, STATUS; or REPAIR
 	Network     string
@@ -184,19 +185,14 @@ func missing(lacks []string, err error) string {
 
 // Format prints the whole error with %+v, including stderr.
 func (e *Error) Format(s fmt.State, verb rune) {
-	if verb == 'v' && s.Flag('+') && e.Stderr != "" {
+	if joined.Whole(s, verb) && e.Stderr != "" {
 		short := *e
 		short.Stderr = ""
 		fmt.Fprintf(s, "%s\nstderr of %s:\n%s", short.Error(), e.Plugin, e.Stderr)
 		return
 	}
-	fmt.Fprintf(s, fmt.FormatString(plainState{s}, verb), e.Error())
+	joined.Print(s, verb, e.Error())
 }
-
-// plainState is a fmt.State without the flags that only structs understand.
-type plainState struct{ fmt.State }
-
-func (p plainState) Flag(c int) bool { return c != '+' && c != '#' && p.State.Flag(c) }
 
 // stderrLines limits stderr in an error message to its last lines, which matter most.
 // Error.Stderr has all of it.
@@ -259,10 +255,36 @@ func (e *LeftoverError) Error() string {
 	if why := e.Why(); why != "" {
 		s += ": " + why
 	}
-	if errors.As(e.Err, new(*RecordError)) {
-		return s // which names the remedy: CleanUp leaves such a record alone too
+	if remedy := e.remedy(); remedy != "" {
+		s += "; " + remedy
 	}
-	return s + "; fix the cause and call Remove again, or call CleanUp to abandon it"
+	return s
+}
+
+// remedy returns what to do, unless the cause names it.
+func (e *LeftoverError) remedy() string {
+	if errors.As(e.Err, new(*RecordError)) {
+		return "" // CleanUp leaves such a record alone too
+	}
+	return "fix the cause and call Remove again, or call CleanUp to abandon it"
+}
+
+// Format prints the cause, each remaining thing and the remedy in lines of their own with %+v.
+func (e *LeftoverError) Format(s fmt.State, verb rune) {
+	if !joined.Whole(s, verb) {
+		joined.Print(s, verb, e.Error())
+		return
+	}
+	fmt.Fprintf(s, "container %s could not be removed", e.ContainerID)
+	if e.Err != nil {
+		fmt.Fprintf(s, ": %+v", e.Err)
+	}
+	for _, one := range e.Left {
+		fmt.Fprintf(s, "\nleft: %s", one)
+	}
+	if remedy := e.remedy(); remedy != "" {
+		fmt.Fprintf(s, "\n%s", remedy)
+	}
 }
 
 // Why returns the cause and the remaining things, without the remedy.

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/run/contract"
-	"github.com/embedcni/cni/internal/run/runner"
 )
 
 // HealthState is the verdict on a container.
@@ -66,7 +66,7 @@ type Health struct {
 }
 
 // Err returns nil if the container is healthy, and otherwise an error with the
-// differences and the reason. errors.Is and errors.As find what Reason and the
+// differences and the reason, which does not name the container. errors.Is and errors.As find what Reason and the
 // differences wrap.
 func (h Health) Err() error {
 	if h.State == StateHealthy {
@@ -76,9 +76,9 @@ func (h Health) Err() error {
 	for _, d := range h.Differences {
 		errs = append(errs, d.Err)
 	}
-	err := runner.Join(append(errs, h.Reason)...)
+	err := joined.Errors(append(errs, h.Reason)...)
 	if err == nil && h.State == StateNotAttached {
-		return fmt.Errorf("container %s is %w", h.ContainerID, ErrNotAttached)
+		return ErrNotAttached
 	}
 	return err
 }
@@ -136,6 +136,9 @@ type Difference struct {
 	Repairable bool
 	Why        string
 
+	// Repaired: it was missing, and is there again. It is set in what a repair reports.
+	Repaired bool `json:",omitempty"`
+
 	Err error // the error of CHECK for it
 }
 
@@ -149,7 +152,7 @@ func (d Difference) MarshalJSON() ([]byte, error) {
 	}{plain(d), textOf(d.Err)})
 }
 
-// String says what differs.
+// String says what differs, or what a repair has found.
 func (d Difference) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "network %q, interface %s, plugin %s: %s", d.Network, d.IfName, d.Plugin, d.Kind)
@@ -159,15 +162,19 @@ func (d Difference) String() string {
 	if d.Inside {
 		b.WriteString(" in the container")
 	}
+	is := "is"
+	if d.Repaired {
+		is = "was"
+	}
 	switch {
 	case d.Kind == string(contract.FailedCheck):
 		fmt.Fprintf(&b, ": %v", d.Err)
 	case d.Found == "":
-		b.WriteString(" is missing")
+		fmt.Fprintf(&b, " %s missing", is)
 	default:
-		fmt.Fprintf(&b, " is %s, not %s", d.Found, d.Wanted)
+		fmt.Fprintf(&b, " %s %s, not %s", is, d.Found, d.Wanted)
 	}
-	if !d.Repairable && d.Why != "" {
+	if !d.Repaired && !d.Repairable && d.Why != "" {
 		fmt.Fprintf(&b, " (not repairable: %s)", d.Why)
 	}
 	return b.String()

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/embedcni/cni/internal/run/runner"
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // AttachmentState is the progress of an attachment.
@@ -87,7 +87,7 @@ func (r Report) String() string {
 		}
 		lines = append(lines, line)
 		for _, d := range r.Repaired[id] {
-			lines = append(lines, id+": repaired: "+d.String())
+			lines = append(lines, id+": made again: "+d.String())
 		}
 	}
 	for _, id := range r.Removed {
@@ -122,10 +122,13 @@ func (r *Report) Err() error {
 	}
 	var errs []error
 	for id, err := range r.Failed {
-		errs = append(errs, fmt.Errorf("container %s: %w", id, err))
+		if _, named := err.(*LeftoverError); !named {
+			err = joined.Errorf("container %s: %w", id, err)
+		}
+		errs = append(errs, err)
 	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
-	return runner.Join(errs...)
+	return joined.Errors(errs...)
 }
 
 func texts(errs map[string]error) map[string]string {
@@ -168,14 +171,14 @@ func (r *RepairReport) Err() error {
 	for _, left := range r.Remaining {
 		errs = append(errs, fmt.Errorf("%v: %w", left.Difference, left.Reason))
 	}
-	return runner.Join(append(errs, r.Unknown...)...)
+	return joined.Errors(append(errs, r.Unknown...)...)
 }
 
 // String has a line for each thing that was missing, or is.
 func (r *RepairReport) String() string {
 	var lines []string
 	for _, d := range r.Repaired {
-		lines = append(lines, fmt.Sprintf("%s: repaired: %v", r.ContainerID, d))
+		lines = append(lines, fmt.Sprintf("%s: made again: %v", r.ContainerID, d))
 	}
 	for _, left := range r.Remaining {
 		lines = append(lines, fmt.Sprintf("%s: remains: %v: %v", r.ContainerID, left.Difference, left.Reason))

@@ -10,6 +10,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/engine/engine"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
@@ -170,7 +171,7 @@ func (r *run) act(ctx context.Context, expected []Expected, all []Container) (er
 	here, err := netns.Current()
 	switch {
 	case err == nil:
-		defer func() { err = errors.Join(err, here.Close()) }()
+		defer func() { err = joined.Errors(err, here.Close()) }()
 		enter = here.Do
 	case !errors.Is(err, netns.ErrNotSupported):
 		return err
@@ -184,7 +185,7 @@ func (r *run) act(ctx context.Context, expected []Expected, all []Container) (er
 			})
 		})
 		if err != nil {
-			one.Err = errors.Join(one.Err, err)
+			one.Err = joined.Errors(one.Err, err)
 		}
 	})
 	return nil
@@ -210,7 +211,7 @@ func (r *run) repair(ctx context.Context, e Expected, one *Container) {
 	o := r.options.Repair
 	o.Unheld = o.Unheld || r.options.Decide == nil
 	one.Repair, one.Err = r.rt.Repair(ctx, e.ContainerID, o)
-	if one.Err != nil {
+	if one.named = one.Err != nil; one.named {
 		return
 	}
 	if err := one.Repair.Err(); err != nil {
@@ -224,7 +225,7 @@ func (r *run) repair(ctx context.Context, e Expected, one *Container) {
 	if err == nil && now[0].State == cni.StateElsewhere {
 		err = now[0].Err()
 	}
-	one.Err = errors.Join(one.Err, err)
+	one.Err = joined.Errors(one.Err, err)
 }
 
 // replace replaces the attachments of a container.
@@ -239,7 +240,7 @@ func (r *run) replace(ctx context.Context, e Expected, one *Container) {
 			one.Lost = append(one.Lost, a)
 		}
 	}
-	one.Err = errors.Join(err, aerr)
+	one.Err, one.named = joined.Errors(err, aerr), err != nil
 }
 
 // addresses returns those of a container on record, each once, but for loopback ones.

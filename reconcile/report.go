@@ -2,12 +2,12 @@ package reconcile
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // Result is the outcome of Run.
@@ -34,17 +34,21 @@ type Container struct {
 	// replacement. After a Setup that failed the container is not attached; a namespace that an
 	// earlier Setup made stays on record, see cni.WithNewNetNS.
 	Err error
+
+	named bool // by a text that names the container
 }
 
 // Err joins the errors of all containers. Unexpected ones are no error.
 func (r *Result) Err() error {
 	var errs []error
 	for _, c := range r.Containers {
-		if c.Err != nil {
-			errs = append(errs, fmt.Errorf("container %s: %w", c.Health.ContainerID, c.Err))
+		err := c.Err
+		if err != nil && !c.named {
+			err = joined.Errorf("container %s: %w", c.Health.ContainerID, err)
 		}
+		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }
 
 // String has the verdict and the outcome for each container.

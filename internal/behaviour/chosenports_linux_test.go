@@ -199,14 +199,14 @@ func TestPortsThatMapNothing(t *testing.T) {
 	s, runtime := portStage(t)
 	r, c1 := runtime(), s.Container("c1")
 	deaf := s.Runtime(cni.WithPlugin("idle", testhost.Idle{}), cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "idle"}]}`)))
-	none := "ports are asked for, and no plugin declares the capability portMappings: invalid argument"
+	none := `ports are asked for, and no plugin of network "net" declares the capability portMappings: add portmap with "capabilities": {"portMappings": true}: invalid argument`
 	for _, tt := range []struct {
 		r    *cni.Runtime
 		opts []cni.NamespaceOpts
 		want string
 	}{
 		{deaf, []cni.NamespaceOpts{chosen("http")}, none},
-		{deaf, []cni.NamespaceOpts{cni.WithNetwork("net", chosen("http"))}, `network "net": ` + none},
+		{deaf, []cni.NamespaceOpts{cni.WithNetwork("net", chosen("http"))}, none},
 		{r, []cni.NamespaceOpts{chosen("http"), chosen("http")}, `two ports have the label "http": invalid argument`},
 		{r, []cni.NamespaceOpts{chosen("http", "tcp", "TCP")}, `port http: protocol tcp is named twice: invalid argument`},
 		{r, []cni.NamespaceOpts{chosen("http", "icmp")}, `port http: port mapping :1->80/icmp: protocol "icmp" is none of tcp, udp, sctp: invalid argument`},

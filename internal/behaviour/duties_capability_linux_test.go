@@ -133,7 +133,7 @@ func TestFault_F70_AnOptionThatNoNetworkTakesIsAnError(t *testing.T) {
 		opts     []cni.NamespaceOpts
 		want     string // in the error; none: no error
 	}{
-		"IPs":            {[]cni.Opt{lo, bridge}, []cni.NamespaceOpts{ips}, `capability "ips" is declared by no plugin of network "cni-loopback", network "pods": add "capabilities": {"ips": true} to plugin "bridge" of network "pods": invalid argument`},
+		"IPs":            {[]cni.Opt{lo, bridge}, []cni.NamespaceOpts{ips}, `capability "ips" is declared by no plugin of network "pods": add "capabilities": {"ips": true} to plugin "bridge" of network "pods": invalid argument`},
 		"MAC":            {[]cni.Opt{bridge}, []cni.NamespaceOpts{cni.WithCapabilityMAC("02:00:00:00:00:01")}, `add "capabilities": {"mac": true} to plugin "bridge" of network "pods"`},
 		"range sets":     {[]cni.Opt{a}, []cni.NamespaceOpts{cni.WithCapabilityIPRangeSets([][]cni.IPRanges{{{Subnet: "10.9.0.0/24"}}})}, `add "capabilities": {"ipRanges": true} to plugin "p" of network "a"`},
 		"two networks":   {[]cni.Opt{a, s.declaring("x", "q")}, []cni.NamespaceOpts{ips}, `no plugin of network "a", network "x": `},

@@ -107,7 +107,7 @@ func TestDuty_R9_BadFileIsPassedOverAndReported(t *testing.T) {
 	expect.NoError(t, r.Load(cni.WithAllConf))
 	expect.Same(t, "loaded", loaded(r), "net=eth0 b=eth1")
 	want := []cni.SkippedFile{
-		{Path: filepath.Join(dir, "05-bad.conflist"), Reason: "error parsing configuration list: unexpected end of JSON input"},
+		{Path: filepath.Join(dir, "05-bad.conflist"), Reason: "error parsing configuration list: unexpected end of JSON input at line 1, column 14"},
 		{Path: filepath.Join(dir, "30-bad.conf"), Reason: "error parsing configuration: missing 'type'"},
 	}
 	expect.Same(t, "skipped", r.GetConfig().Skipped, want)

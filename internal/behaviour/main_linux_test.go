@@ -78,7 +78,7 @@ func init() { runtime.LockOSThread() }
 func TestMain(m *testing.M) {
 	reapChildren()
 	testhost.OtherRuntime(map[string]func(context.Context, *cni.Runtime, testhost.Job) error{
-		"ADD WEB": addWeb, addChosen: addWithChosen, readyWithoutNFTables: askWithoutNFTables, replaceVerb: replaceMain,
+		"ADD WEB": addWeb, addChosen: addWithChosen, readyWithoutNFTables: askWithoutNFTables, withoutNetNS: makeNoNetNS, replaceVerb: replaceMain,
 		"LIFE": life, daemonVerb: daemonMain, restartVerb + "ADD": restartMain, restartVerb + "RECOVER": restartMain,
 	})
 	if os.Getenv(listenEnv) != "" {

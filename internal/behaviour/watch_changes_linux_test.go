@@ -330,7 +330,7 @@ func TestWatchBesideEverythingElse(t *testing.T) {
 		func() error { return w.Load(cni.WithLoNetwork, cni.WithAllConf) },
 		w.Status,
 		func() error {
-			if err := w.Ready(ctx); err != nil && !strings.HasPrefix(err.Error(), "not ready\n") {
+			if err := w.Ready(ctx); err != nil && !strings.HasPrefix(err.Error(), "not ready: ") {
 				return err
 			}
 			return nil

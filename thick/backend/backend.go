@@ -14,6 +14,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/engine/engine"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/thick/multinet"
 	"github.com/embedcni/cni/thick/server"
 )
@@ -112,7 +113,7 @@ func (b *Backend) Add(ctx context.Context, r *server.Request) (types.Result, err
 		return nil, refused(err)
 	}
 	if err := b.accept(ctx, r, all, result); err != nil {
-		return nil, refused(errors.Join(err, b.undo(ctx, r, all)))
+		return nil, refused(joined.Errors(err, b.undo(ctx, r, all)))
 	}
 	i := slices.IndexFunc(all, func(n network) bool { return n.isDefault })
 	return result.Raw()[max(i, 0)], nil

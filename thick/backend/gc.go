@@ -2,13 +2,13 @@ package backend
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/thick/server"
 )
 
@@ -36,7 +36,7 @@ func (b *Backend) GC(ctx context.Context, r *server.Request) error {
 	}
 	report, err := b.runtime.GC(ctx, o)
 	if report != nil {
-		err = errors.Join(err, report.Err())
+		err = joined.Errors(err, report.Err())
 		for id, why := range report.Skipped {
 			b.options.Logger.Warn("a container is left alone by GC", "container", id, "reason", why)
 		}

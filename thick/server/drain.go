@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/proc"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/netns"
@@ -129,7 +130,7 @@ func (d *drain) run(ctx context.Context) {
 		}
 		if to != &d.Failed {
 			// An entry that stays matches no attachment any more.
-			one.Err = errors.Join(one.Err, d.queue.Remove(e))
+			one.Err = joined.Errors(one.Err, d.queue.Remove(e))
 		}
 		*to = append(*to, one)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
 
@@ -47,7 +48,7 @@ func listen(path string, uid int) (_ net.Listener, err error) {
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, lock.Close())
+			err = joined.Errors(err, lock.Close())
 		}
 	}()
 	if err := checkStale(path); err != nil {
@@ -101,7 +102,7 @@ func lockFile(path string) (*os.File, error) {
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			err = fmt.Errorf("another daemon has locked %s: %w", path, syscall.EADDRINUSE)
 		}
-		return nil, errors.Join(err, f.Close())
+		return nil, joined.Errors(err, f.Close())
 	}
 	return f, nil
 }
@@ -124,7 +125,7 @@ func checkStale(path string) error {
 	conn, err := net.DialTimeout("unix", path, answerTime)
 	switch {
 	case err == nil:
-		return errors.Join(fmt.Errorf("a daemon answers there: %w", syscall.EADDRINUSE), conn.Close())
+		return joined.Errors(fmt.Errorf("a daemon answers there: %w", syscall.EADDRINUSE), conn.Close())
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return nil
 	case errors.Is(err, fs.ErrNotExist):
@@ -143,7 +144,7 @@ func bind(path string, uid int, lock *os.File) (_ net.Listener, err error) {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var failed error
 		err := c.Control(func(fd uintptr) { failed = unix.Fchmod(int(fd), 0o600) })
-		return errors.Join(err, failed)
+		return joined.Errors(err, failed)
 	}}
 	made, err := config.Listen(context.Background(), "unix", path)
 	if err != nil {
@@ -156,7 +157,7 @@ func bind(path string, uid int, lock *os.File) (_ net.Listener, err error) {
 	l.SetUnlinkOnClose(false)
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, l.Close(), os.Remove(path))
+			err = joined.Errors(err, l.Close(), os.Remove(path))
 		}
 	}()
 	if uid != 0 && uid != os.Geteuid() {
@@ -195,7 +196,7 @@ func (s *socket) Close() error {
 		case err == nil && os.SameFile(at, s.info):
 			err = os.Remove(s.path)
 		}
-		s.err = errors.Join(err, s.UnixListener.Close(), s.lock.Close())
+		s.err = joined.Errors(err, s.UnixListener.Close(), s.lock.Close())
 	})
 	return s.err
 }

@@ -6,6 +6,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // peerOf returns the process that connected (unix(7), SO_PEERCRED): the credentials are
@@ -32,7 +34,7 @@ func peerOf(conn net.Conn) (peer, error) {
 		}
 		failed = err
 	})
-	if err := errors.Join(err, failed); err != nil {
+	if err := joined.Errors(err, failed); err != nil {
 		return unknown, err
 	}
 	return peer{uid: int(cred.Uid), pid: int(cred.Pid)}, nil

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"sync"
 	"time"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // Server answers CNI calls. Use New to create one. It is an http.Handler, and serves a
@@ -122,7 +124,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	stuck := s.running.wait(late)
 	err := s.http.Close()
 	if left > 0 {
-		err = errors.Join(fmt.Errorf("%d calls were cancelled, %d of them have not ended: %w", left, stuck, why), err)
+		err = joined.Errors(fmt.Errorf("%d calls were cancelled, %d of them have not ended: %w", left, stuck, why), err)
 	}
 	return err
 }
@@ -161,7 +163,7 @@ func (g *guarded) Accept() (net.Conn, error) {
 		if err == nil && (who.uid == 0 || who.uid == g.server.options.UID) {
 			return conn, nil
 		}
-		g.server.logger.Warn("refused a client", "uid", who.uid, "pid", who.pid, "error", errors.Join(err, conn.Close()))
+		g.server.logger.Warn("refused a client", "uid", who.uid, "pid", who.pid, "error", joined.Errors(err, conn.Close()))
 		<-g.server.conns
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/thick/internal/delqueue"
 	"github.com/embedcni/cni/thick/internal/wire"
@@ -37,7 +38,7 @@ func (c *call) del(ctx context.Context, d *daemon) error {
 		if d.listens(ctx) {
 			// The daemon is alive and hangs up on this request. It may never come to drain
 			// the queue.
-			return errors.Join(again, queue.Remove(entry))
+			return joined.Errors(again, queue.Remove(entry))
 		}
 		c.note("DEL of container %s, interface %s, network %s is queued in %s: %v",
 			c.args.ContainerID, c.args.IfName, c.network, c.QueueDir, again)

@@ -10,6 +10,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
@@ -56,7 +57,7 @@ func parse(r *plugin.Request) (config, error) {
 	}
 	ingress, err := newLimit("ingress", s.IngressRate, s.IngressBurst)
 	egress, err2 := newLimit("egress", s.EgressRate, s.EgressBurst)
-	if err := errors.Join(err, err2); err != nil {
+	if err := joined.Errors(err, err2); err != nil {
 		return config{}, plugin.Errorf(types.ErrInvalidNetworkConfig, "bandwidth: %w", err)
 	}
 	return config{ingress: ingress, egress: egress}, nil

@@ -12,6 +12,7 @@ import (
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
@@ -41,7 +42,7 @@ func shape(ctx context.Context, r *plugin.Request, again bool, do func(*shaper) 
 		}
 		for _, undo := range slices.Backward(s.undo) {
 			if undone := undo(); undone != nil {
-				err = errors.Join(err, fmt.Errorf("undo: %w", undone))
+				err = joined.Errors(err, fmt.Errorf("undo: %w", undone))
 			}
 		}
 		return err

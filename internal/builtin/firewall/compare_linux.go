@@ -8,6 +8,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/kernel/firewalld"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
@@ -64,9 +65,9 @@ func (w work) compareAny(ctx context.Context, v *contract.View) ([]contract.Diff
 	case errors.Is(err, firewalld.ErrNotRunning):
 		return rules, nil
 	case err != nil:
-		return nil, errors.Join(inNoForm, err)
+		return nil, joined.Errors(inNoForm, err)
 	case len(zoned) > 0:
-		zoned[0].Err = errors.Join(inNoForm, zoned[0].Err)
+		zoned[0].Err = joined.Errors(inNoForm, zoned[0].Err)
 	}
 	return zoned, nil
 }

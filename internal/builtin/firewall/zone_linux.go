@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/embedcni/cni/internal/kernel/firewalld"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/run/contract"
 )
 
@@ -89,7 +90,7 @@ func (w work) leaveZone(ctx context.Context) error {
 				errs = append(errs, c.Remove(w.zone(), p.Addr()))
 			}
 		}
-		return errors.Join(errs...)
+		return joined.Errors(errs...)
 	})
 	if errors.Is(err, firewalld.ErrNotRunning) {
 		return nil

@@ -10,6 +10,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
@@ -235,7 +236,7 @@ func (c *inside) addBehind(conn *links.Conn, want links.Route) error {
 	}
 	err := conn.AddRoute(c.own.Index, want, false, unix.EEXIST)
 	if added == nil {
-		err = errors.Join(err, conn.DeleteRoute(c.own.Index, reach, unix.ESRCH))
+		err = joined.Errors(err, conn.DeleteRoute(c.own.Index, reach, unix.ESRCH))
 	}
 	return err
 }

@@ -13,6 +13,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/netns"
@@ -174,7 +175,7 @@ func (i Interface) Complete(ctx context.Context, ns *netns.Handle, conn *links.C
 	err = Detect(ctx, ns, conn, now.Index, added, 0)
 	if err != nil {
 		for _, a := range ofFamily(added, true) {
-			err = errors.Join(err, conn.DeleteAddress(now.Index, a))
+			err = joined.Errors(err, conn.DeleteAddress(now.Index, a))
 		}
 	}
 	return err

@@ -14,6 +14,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
 
@@ -51,7 +52,7 @@ func (d *directory) acquire(ctx context.Context, create bool) (*held, error) {
 	}
 	if d.memo.known() { // before a change of this process hides those of others
 		if err := d.memo.refresh(d.path); err != nil {
-			return nil, errors.Join(err, h.release())
+			return nil, joined.Errors(err, h.release())
 		}
 	}
 	return h, nil
@@ -159,7 +160,7 @@ func (h *held) publishByLink(name, content string) (err error) {
 	temporary := h.file(unfinished)
 	defer func() {
 		if gone := os.Remove(temporary); !errors.Is(gone, fs.ErrNotExist) {
-			err = errors.Join(err, gone)
+			err = joined.Errors(err, gone)
 		}
 	}()
 	if err := plainfile.Write(temporary, []byte(content), 0o600); err != nil {
@@ -208,7 +209,7 @@ func (h *held) setLastReserved(set int, addr netip.Addr) error {
 	}
 	text := addr.String()
 	_, err = f.WriteString(text)
-	return errors.Join(err, f.Truncate(int64(len(text))), f.Close())
+	return joined.Errors(err, f.Truncate(int64(len(text))), f.Close())
 }
 
 func lastReservedName(set int) string { return "last_reserved_ip." + strconv.Itoa(set) }
@@ -222,7 +223,7 @@ func readFile(path string) (string, error) {
 	}
 	var buf [maxContent]byte
 	n, err := retry(func() (int, error) { return unix.Read(fd, buf[:]) })
-	if err := errors.Join(err, unix.Close(fd)); err != nil {
+	if err := joined.Errors(err, unix.Close(fd)); err != nil {
 		return "", err
 	}
 	return string(buf[:n]), nil
@@ -238,7 +239,7 @@ func (h *held) allocate(c *hostLocalConfig, id, ifName string) (_ []*types100.IP
 		if err != nil {
 			own, _ := holders(id, ifName)
 			_, undone := h.releaseAll(mine, own)
-			err = errors.Join(err, undone)
+			err = joined.Errors(err, undone)
 		}
 	}()
 	wanted := slices.Clone(c.requested)
@@ -322,7 +323,7 @@ func (h *held) releaseAll(addrs []netip.Addr, holder string) (released int, err 
 		if ok {
 			released++
 		}
-		err = errors.Join(err, failed)
+		err = joined.Errors(err, failed)
 	}
 	return released, err
 }

@@ -14,6 +14,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/contract"
@@ -171,7 +172,7 @@ func (p *HostLocal) locked(ctx context.Context, r *plugin.Request, c *hostLocalC
 	h, err := p.directory(c.dir).acquire(ctx, create)
 	switch {
 	case err == nil:
-		err = errors.Join(f(h), h.release())
+		err = joined.Errors(f(h), h.release())
 	case !create && errors.Is(err, fs.ErrNotExist):
 		err = f(nil)
 	}

@@ -6,7 +6,6 @@ package ipam
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime/debug"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
@@ -49,11 +49,11 @@ func Attach(ctx context.Context, r *plugin.Request, typ string, m Maker) (*types
 		leased, err = lease(ctx, r, typ, func() error { return m.Make(ctx) })
 	}
 	if err != nil {
-		return nil, errors.Join(err, m.Undo(ctx))
+		return nil, joined.Errors(err, m.Undo(ctx))
 	}
 	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, IPs: leased.IPs, Routes: leased.Routes, DNS: leased.DNS}
 	if err := m.Configure(ctx, result); err != nil {
-		return nil, errors.Join(err, m.Undo(ctx), release(ctx, r, typ))
+		return nil, joined.Errors(err, m.Undo(ctx), release(ctx, r, typ))
 	}
 	return result, nil
 }
@@ -83,9 +83,9 @@ func lease(ctx context.Context, r *plugin.Request, typ string, meanwhile func() 
 	err := <-done
 	if other != nil {
 		if err == nil {
-			other = errors.Join(other, release(ctx, r, typ))
+			other = joined.Errors(other, release(ctx, r, typ))
 		}
-		return nil, errors.Join(other, err)
+		return nil, joined.Errors(other, err)
 	}
 	return result, err
 }
@@ -116,7 +116,7 @@ func add(ctx context.Context, r *plugin.Request, typ string) (*types100.Result, 
 		return nil, fmt.Errorf("IPAM plugin %q: %w", typ, err)
 	}
 	if _, err := plan(result); err != nil {
-		return nil, errors.Join(fmt.Errorf("IPAM plugin %q: %w", typ, err), release(ctx, r, typ))
+		return nil, joined.Errors(fmt.Errorf("IPAM plugin %q: %w", typ, err), release(ctx, r, typ))
 	}
 	return result, nil
 }

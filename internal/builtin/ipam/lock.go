@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
 
@@ -30,7 +31,7 @@ func Lock(ctx context.Context, dir string) (*os.File, error) {
 			return nil, err
 		}
 		if err = plainfile.Flock(ctx, f, true); err != nil {
-			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+			return nil, joined.Errors(fmt.Errorf("lock %s: %w", path, err), f.Close())
 		}
 		mine, err := f.Stat()
 		now, nerr := os.Stat(path)
@@ -40,7 +41,7 @@ func Lock(ctx context.Context, dir string) (*os.File, error) {
 		if errors.Is(nerr, fs.ErrNotExist) {
 			nerr = nil // it was deleted meanwhile, so that others lock another one
 		}
-		if err = errors.Join(err, nerr, f.Close()); err != nil {
+		if err = joined.Errors(err, nerr, f.Close()); err != nil {
 			return nil, err
 		}
 	}

@@ -85,9 +85,9 @@ func TestAddGivesBack(t *testing.T) {
 		"the other side":      {address, nil, func() error { return boom }, []string{"ADD", "DEL"}, "boom"},
 		"the other panics":    {address, nil, func() error { panic("x") }, []string{"ADD", "DEL"}, "panic: x"},
 		"IPAM fails":          {"", errors.New("full"), func() error { return nil }, []string{"ADD"}, `IPAM plugin "x": full`},
-		"both fail":           {"", errors.New("full"), func() error { return boom }, []string{"ADD"}, "boom\n" + `IPAM plugin "x": full`},
+		"both fail":           {"", errors.New("full"), func() error { return boom }, []string{"ADD"}, `boom; IPAM plugin "x": full`},
 		"a result of no use":  {`{}`, nil, func() error { return nil }, []string{"ADD", "DEL"}, `IPAM plugin "x": the result has no address`},
-		"no use, other fails": {`{}`, nil, func() error { return boom }, []string{"ADD", "DEL"}, "boom\n" + `IPAM plugin "x": the result has no address`},
+		"no use, other fails": {`{}`, nil, func() error { return boom }, []string{"ADD", "DEL"}, `boom; IPAM plugin "x": the result has no address`},
 	}
 	for name, test := range tests {
 		var verbs []string

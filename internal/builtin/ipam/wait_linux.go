@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/netns"
@@ -93,7 +94,7 @@ func Detect(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, add
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, watch.Close()) }()
+	defer func() { err = joined.Errors(err, watch.Close()) }()
 	d := &detection{c: c, watch: watch, index: index, wanted: addrs}
 	there, err := d.awaitCarrier(ctx, carrier)
 	if err == nil && there {

@@ -2,7 +2,6 @@ package lan
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"time"
@@ -11,6 +10,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
@@ -96,7 +96,7 @@ func (HostDevice) Del(ctx context.Context, r *plugin.Request) error {
 	err := ipam.Del(ctx, r, c.IPAM.Type)
 	if r.Container != nil {
 		if back := onBoth(ctx, r, func(host, inside *links.Conn) error { return moveOut(r, host, inside) }); back != nil {
-			err = errors.Join(err, fmt.Errorf("interface %q: %w", r.IfName, back))
+			err = joined.Errors(err, fmt.Errorf("interface %q: %w", r.IfName, back))
 		}
 	}
 	return inNetwork(r, err)

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
@@ -98,7 +99,7 @@ func (MACVLAN) Del(ctx context.Context, r *plugin.Request) error {
 		if remove != nil {
 			missed = contract.From(ctx).Batch.Later(ctx, remove)
 		}
-		err = errors.Join(err, missed)
+		err = joined.Errors(err, missed)
 	}
 	return inNetwork(r, err)
 }

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"reflect"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
 
@@ -70,7 +71,7 @@ func saveBackup(file string, b attributes) error {
 		err = os.Rename(unfinished(file), file)
 	}
 	if err != nil {
-		return fmt.Errorf("keep the former state of the interface: %w", errors.Join(err, remove(unfinished(file))))
+		return fmt.Errorf("keep the former state of the interface: %w", joined.Errors(err, remove(unfinished(file))))
 	}
 	return nil
 }
@@ -112,7 +113,7 @@ func Pending(file string) bool {
 
 // Discard deletes a backup.
 func Discard(file string) error {
-	return errors.Join(remove(unfinished(file)), remove(file))
+	return joined.Errors(remove(unfinished(file)), remove(file))
 }
 
 // remove removes a file, and ignores a missing one.

@@ -14,6 +14,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 	"github.com/embedcni/cni/internal/run/contract"
@@ -106,7 +107,7 @@ func Undo(conn *links.Conn, link links.Link, file string) error {
 	for _, a := range b.list() {
 		errs = append(errs, a.set(conn, link.Index))
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err := joined.Errors(errs...); err != nil {
 		return fmt.Errorf("interface %q, its earlier settings: %w", link.Name, err)
 	}
 	return Discard(file)

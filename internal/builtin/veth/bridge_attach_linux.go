@@ -2,7 +2,6 @@ package veth
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -10,6 +9,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/netns"
@@ -215,7 +215,7 @@ func (a *bridged) settle(ctx context.Context) error {
 func (a *bridged) Undo(ctx context.Context) error {
 	err := a.ends.Undo(ctx)
 	if a.conf.MACSpoofChk {
-		err = errors.Join(err, spoofError(atOnce(ctx, a.ends.Request).Remove(context.WithoutCancel(ctx), spoofRule(a.ends.Request, "", nil))))
+		err = joined.Errors(err, spoofError(atOnce(ctx, a.ends.Request).Remove(context.WithoutCancel(ctx), spoofRule(a.ends.Request, "", nil))))
 	}
 	return err
 }

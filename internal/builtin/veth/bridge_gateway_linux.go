@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/netns"
@@ -89,10 +90,10 @@ func awaitGateways(ctx context.Context, host *netns.Handle, conn *links.Conn, on
 		return nil
 	}
 	have, unread := conn.Addresses(on.Index)
-	err = errors.Join(err, unread)
+	err = joined.Errors(err, unread)
 	for _, a := range have {
 		if a.Duplicate && slices.Contains(added, a.Prefix) {
-			err = errors.Join(err, conn.DeleteAddress(on.Index, a.Prefix))
+			err = joined.Errors(err, conn.DeleteAddress(on.Index, a.Prefix))
 		}
 	}
 	return fmt.Errorf("the gateway: interface %q: %w", on.Name, err)
@@ -235,10 +236,10 @@ func (c *bridgeConfig) ensureVLANInterface(conn *links.Conn, r *plugin.Request, 
 		return links.Link{}, err
 	}
 	if err := c.access().port.join(conn, br, pair.Host, true); err != nil {
-		return links.Link{}, errors.Join(err, conn.Delete(pair.Host.Index))
+		return links.Link{}, joined.Errors(err, conn.Delete(pair.Host.Index))
 	}
 	if err := setUp(conn, r.Host, pair.Container.Index); err != nil {
-		return links.Link{}, errors.Join(fmt.Errorf("set interface %q up: %w", name, err), conn.Delete(pair.Host.Index))
+		return links.Link{}, joined.Errors(fmt.Errorf("set interface %q up: %w", name, err), conn.Delete(pair.Host.Index))
 	}
 	return pair.Container, nil
 }

@@ -3,7 +3,6 @@ package veth
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -12,6 +11,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/run/contract"
@@ -99,7 +99,7 @@ func (*Bridge) Del(ctx context.Context, r *plugin.Request) error {
 	if !c.MACSpoofChk {
 		return err
 	}
-	return errors.Join(err, spoofError(contract.From(ctx).Firewalls(r.Host).Remove(ctx, spoofRule(r, "", nil))))
+	return joined.Errors(err, spoofError(contract.From(ctx).Firewalls(r.Host).Remove(ctx, spoofRule(r, "", nil))))
 }
 
 // Status asks the IPAM plugin.

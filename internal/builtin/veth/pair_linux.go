@@ -11,6 +11,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
@@ -31,7 +32,7 @@ func Add(ctx context.Context, r *plugin.Request, typ string, maker func(*Ends) i
 		return nil, err
 	}
 	e := &Ends{Request: r, OnHost: host}
-	defer func() { err = errors.Join(err, e.close()) }()
+	defer func() { err = joined.Errors(err, e.close()) }()
 	return ipam.Attach(ctx, r, typ, maker(e))
 }
 
@@ -50,7 +51,7 @@ func (e *Ends) MakeContainer(ctx context.Context, i ipam.Interface, result *type
 func (e *Ends) close() error {
 	err := e.OnHost.Close()
 	if e.InContainer != nil {
-		err = errors.Join(e.InContainer.Close(), err)
+		err = joined.Errors(e.InContainer.Close(), err)
 	}
 	return err
 }

@@ -5,7 +5,6 @@ package veth
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -14,6 +13,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/run/contract"
@@ -130,7 +130,7 @@ func (c Config) Delete(ctx context.Context, r *plugin.Request) error {
 		err := contract.From(ctx).Firewalls(r.Host).Remove(ctx, rules(r, addresses(r.PrevResult, found...))...)
 		errs = append(errs, masqueradeError(err))
 	}
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }
 
 // open finds an end of the pair, removes its addresses and returns them, and a
@@ -158,13 +158,13 @@ func open(ctx context.Context, r *plugin.Request) (remove func(context.Context) 
 		return nil, nil, c.Close()
 	}
 	if err != nil {
-		return nil, nil, errors.Join(err, c.Close())
+		return nil, nil, joined.Errors(err, c.Close())
 	}
 	have, err := c.Addresses(link.Index)
 	for _, a := range have {
 		found = append(found, a.Prefix)
 		if !a.Addr().IsLinkLocalUnicast() {
-			err = errors.Join(err, c.DeleteAddress(link.Index, a.Prefix))
+			err = joined.Errors(err, c.DeleteAddress(link.Index, a.Prefix))
 		}
 	}
 	return func(context.Context) error {
@@ -172,7 +172,7 @@ func open(ctx context.Context, r *plugin.Request) (remove func(context.Context) 
 		if err != nil {
 			err = fmt.Errorf("delete interface %q: %w", name, err)
 		}
-		return errors.Join(err, c.Close())
+		return joined.Errors(err, c.Close())
 	}, found, err
 }
 

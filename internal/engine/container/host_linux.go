@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/proc"
 	"github.com/embedcni/cni/internal/store/record"
@@ -49,7 +50,7 @@ func (h *Host) Dup() (*Host, error) {
 }
 
 // Close closes the namespace and the sockets.
-func (h *Host) Close() error { return errors.Join(h.Conns.Close(), h.Handle.Close()) }
+func (h *Host) Close() error { return joined.Errors(h.Conns.Close(), h.Handle.Close()) }
 
 // String returns the identity of the namespace, as records have it.
 func (h *Host) String() string { return h.ID().String() }
@@ -69,8 +70,11 @@ func (h *Host) Validate(path, verb string) (string, error) {
 func (h *Host) OpenContainer(path, verb string) (*netns.Handle, string, error) {
 	del := verb == "DEL"
 	if path == "" {
-		if del {
+		switch verb {
+		case "DEL":
 			return nil, "", nil
+		case "ADD":
+			return nil, "", fmt.Errorf("no path given; name a namespace, or have one made with WithNewNetNS: %w", outcome.ErrInvalidNetNS)
 		}
 		return nil, "", fmt.Errorf("no path given: %w", outcome.ErrInvalidNetNS)
 	}
@@ -93,7 +97,7 @@ func (h *Host) OpenContainer(path, verb string) (*netns.Handle, string, error) {
 // Checked returns the namespace if it can be a container's. Otherwise it closes it.
 func (h *Host) Checked(container *netns.Handle, path string) (*netns.Handle, string, error) {
 	if err := h.foreign(container.ID(), path); err != nil {
-		return nil, path, errors.Join(err, container.Close())
+		return nil, path, joined.Errors(err, container.Close())
 	}
 	return container, path, nil
 }
@@ -147,7 +151,7 @@ func (h *Host) Until(ctx context.Context, holds func() (bool, error)) (yes bool,
 	if err != nil {
 		return false, err
 	}
-	defer func() { err = errors.Join(err, watch.Close()) }()
+	defer func() { err = joined.Errors(err, watch.Close()) }()
 	for {
 		if yes, err := holds(); yes || err != nil {
 			return yes, err

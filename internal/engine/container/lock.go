@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/proc"
 	"github.com/embedcni/cni/internal/store/lock"
 	"github.com/embedcni/cni/internal/store/record"
@@ -291,7 +292,7 @@ func (l *Locks) end(id record.ID, holders []*proc.Holder) (ended []int, err erro
 			ended = append(ended, h.PID)
 		}
 	}
-	err = errors.Join(errs...)
+	err = joined.Errors(errs...)
 	if len(ended) > 0 || err != nil {
 		l.logger.Warn("killed plugins of a dead runtime", "container", id, "processes", ended, "error", err)
 	}
@@ -332,5 +333,5 @@ func (l *Locks) endOrphansAtBarrier() error {
 			}
 		}
 	}
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/outcome"
@@ -81,7 +82,7 @@ func (c *Container) Pin() error {
 		return fmt.Errorf("keep the container's network namespace: %w: %w", err, outcome.ErrInvalidNetNS)
 	}
 	if id := opened.ID(); id != c.Recorded.Record.NetNS.ID() {
-		return errors.Join(fmt.Errorf("%s has become another namespace, %s: %w", ns.Path, id, outcome.ErrInvalidNetNS), opened.Close())
+		return joined.Errors(fmt.Errorf("%s has become another namespace, %s: %w", ns.Path, id, outcome.ErrInvalidNetNS), opened.Close())
 	}
 	return c.in.Pins.hold(c.Recorded.ID, opened)
 }
@@ -111,7 +112,7 @@ func (c *Container) MakeNetNS(path string) (err error) {
 	own := c.in.Pins.path(c.Recorded.ID)
 	if path != "" && c.in.Pins.isInside(path) {
 		if filepath.Base(path) != filepath.Base(own) {
-			return errors.Join(refuseExisting(path), fmt.Errorf("path %q of a new network namespace is another container's: %w", path, outcome.ErrInvalidNetNS))
+			return joined.Errors(refuseExisting(path), fmt.Errorf("path %q of a new network namespace is another container's: %w", path, outcome.ErrInvalidNetNS))
 		}
 		path = "" // as an earlier Setup has returned it
 	}

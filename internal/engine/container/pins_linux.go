@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -43,7 +44,7 @@ func (p *Pins) mount(ns *netns.Handle, path string) error {
 	linked := filepath.Dir(path) == p.dir && p.link(path)
 	err := netns.Pin(ns, path)
 	if err != nil && linked {
-		err = errors.Join(err, os.Remove(path))
+		err = joined.Errors(err, os.Remove(path))
 	}
 	return err
 }
@@ -174,7 +175,7 @@ func (p *Pins) release(id record.ID) error {
 	if ns != nil {
 		err = ns.Close()
 	}
-	return errors.Join(err, netns.Remove(p.path(id)))
+	return joined.Errors(err, netns.Remove(p.path(id)))
 }
 
 // hold keeps a namespace by a descriptor.

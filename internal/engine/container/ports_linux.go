@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/store/ports"
@@ -40,7 +41,7 @@ func (h *Host) BoundByOthers(claims []ports.Claim, log *slog.Logger) (taken []po
 	local, lerr := h.LocalPorts()
 	return slices.DeleteFunc(taken, func(c ports.Claim) bool {
 		return c.Protocol == "udp" && local.IsEphemeral(c.Port) || ports.Overlap([]ports.Claim{c}, own)
-	}), errors.Join(err, oerr, lerr)
+	}), joined.Errors(err, oerr, lerr)
 }
 
 // bound is Bound in the namespace of the calling thread.
@@ -61,7 +62,7 @@ func bound(claims []ports.Claim, log *slog.Logger) (taken []ports.Claim, err err
 			case errors.Is(berr, os.ErrPermission):
 				log.Debug("whether a port of the host is in use is not known", "port", c.String(), "error", berr)
 			default:
-				err = errors.Join(err, fmt.Errorf("bind %v: %w", c, berr))
+				err = joined.Errors(err, fmt.Errorf("bind %v: %w", c, berr))
 			}
 		}
 	}
@@ -96,7 +97,7 @@ func tryBind(protocol string, at netip.AddrPort) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, unix.Close(fd)) }()
+	defer func() { err = joined.Errors(err, unix.Close(fd)) }()
 	if family == unix.AF_INET6 {
 		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
 			return err
@@ -166,7 +167,7 @@ func (h *Host) LocalPorts() (l ports.Local, err error) {
 		}
 		more, rerr := plainfile.Read("/proc/sys/net/ipv4/ip_local_reserved_ports")
 		reserved = string(more)
-		return errors.Join(err, rerr)
+		return joined.Errors(err, rerr)
 	})
 	if err == nil {
 		l.Reserved, err = ports.ParseRows(reserved)

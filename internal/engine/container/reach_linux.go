@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/proc"
 	"github.com/embedcni/cni/internal/run/chain"
@@ -55,7 +56,7 @@ func (p *Place) reach(kept string) error {
 			errs = append(errs, found.Close())
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err := joined.Errors(errs...); err != nil {
 		return err
 	}
 	want := ns.ID()
@@ -80,7 +81,7 @@ func (p *Place) search(by proc.RefKind) (complete bool, err error) {
 	same, err := p.hasRecorded(found)
 	if err != nil || !same {
 		p.Reached = Unsure
-		return complete, errors.Join(err, found.Close())
+		return complete, joined.Errors(err, found.Close())
 	}
 	// The path is not the process's own: if the process ends meanwhile, its path
 	// could become another's.
@@ -212,7 +213,7 @@ func Remains(host *Host, path string, of record.Attachment) (lives, ended bool, 
 	ns, err := netns.Open(path)
 	if err == nil {
 		lives, err = p.hasRecorded(ns)
-		if err = errors.Join(err, ns.Close()); lives || err != nil {
+		if err = joined.Errors(err, ns.Close()); lives || err != nil {
 			return lives, false, err
 		}
 	} // else it leads nowhere from here, which the host's ends decide about
@@ -227,7 +228,7 @@ func (p *Place) hostEnds() (lives, ended bool, err error) {
 	if err != nil {
 		return false, false, err
 	}
-	defer func() { err = errors.Join(err, c.Close()) }()
+	defer func() { err = joined.Errors(err, c.Close()) }()
 	all, err := c.Links()
 	if err != nil {
 		return false, false, err

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/store/lock"
 	"github.com/embedcni/cni/netns"
 )
@@ -23,7 +24,7 @@ func (s *Store) strays() (strays, error) {
 	files, err := s.Records.Strays()
 	namespaces, dirs, nerr := s.strayNamespaces()
 	all := strays{namespaces, append(files, dirs...), former(filepath.Dir(s.Locks.Path()), s.Records.Dir())}
-	return all, errors.Join(err, nerr)
+	return all, joined.Errors(err, nerr)
 }
 
 // TidyAlone is Tidy while all others are kept out, if there is anything to do. If
@@ -39,7 +40,7 @@ func (s *Store) TidyAlone() (err error) {
 		s.Logger.Info("files that belong to no record are left for later, because other calls are in progress", "error", err)
 		return nil
 	}
-	defer func() { err = errors.Join(err, held.Release()) }() // after a panic too
+	defer func() { err = joined.Errors(err, held.Release()) }() // after a panic too
 	return s.Tidy()
 }
 
@@ -63,5 +64,5 @@ func (s *Store) Tidy() error {
 		s.Logger.Info("deleting a file that belongs to no record", "path", path)
 		errs = append(errs, os.RemoveAll(path))
 	}
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/engine/health"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/contract"
@@ -33,7 +34,7 @@ func (eng *Engine) Check(ctx context.Context, c *Call) error {
 		err = recallToCheck(ctx, op)
 	}
 	if err != nil {
-		return fmt.Errorf("check container %q: %w", c.ID, err)
+		return joined.Errorf("check container %q: %w", c.ID, err)
 	}
 	for _, a := range op.attachments {
 		if err := check(ctx, a); err != nil {

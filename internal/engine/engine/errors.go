@@ -3,10 +3,12 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 	"github.com/embedcni/cni/internal/run/chain"
@@ -20,7 +22,15 @@ import (
 // damaged.
 func LoadRecord(records *record.Store, id record.ID) (*record.Record, error) {
 	rec, err := records.Load(id)
+	if errors.Is(err, record.ErrBad) {
+		return rec, mendable(err)
+	}
 	return rec, AsRecordError(records, id, record.Name(id), err)
+}
+
+// mendable names the call that ends the damage of a record.
+func mendable(damage error) error {
+	return fmt.Errorf("%w; Remove detaches the container and deletes the record", damage)
 }
 
 // AsRecordError returns the RecordError for a record that is newer or could not be
@@ -77,8 +87,9 @@ func AsCNIError(err error) *types.Error {
 	return types.NewError(types.ErrInternal, err.Error(), "")
 }
 
-// Join is [runner.Join].
-func Join(errs ...error) error { return runner.Join(errs...) }
+// Join is [joined.Errors]: most calls have one network, and their callers should get its
+// *Error.
+func Join(errs ...error) error { return joined.Errors(errs...) }
 
 // sentinels maps errors of inner packages to those of this one.
 func sentinels() []struct{ inner, outer error } {
@@ -110,6 +121,9 @@ type tagged struct {
 }
 
 func (t *tagged) Unwrap() []error { return []error{t.error, t.also} }
+
+// Format prints the error as it prints itself.
+func (t *tagged) Format(s fmt.State, verb rune) { fmt.Fprintf(s, fmt.FormatString(s, verb), t.error) }
 
 // Tag returns the error, which errors.Is finds under another one too.
 func Tag(err, also error) error { return &tagged{err, also} }

@@ -63,6 +63,9 @@ func (m Mapping) whole() (Mapping, error) {
 	if !slices.Contains(ports.Protocols(), p.Protocol) {
 		return invalid("protocol %q is none of tcp, udp, sctp", m.Protocol)
 	}
+	if m.HostPort == 0 {
+		return invalid("host port 0 is not 1 to 65535; WithPorts chooses a port")
+	}
 	if m.HostPort < 1 || m.HostPort > 65535 {
 		return invalid("host port %d is not 1 to 65535", m.HostPort)
 	}

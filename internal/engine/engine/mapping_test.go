@@ -83,8 +83,8 @@ func TestFault_F22_HostPortMappedTwice(t *testing.T) {
 // TestEveryWrongMappingIsNamed, so that a user can correct all of them at once.
 func TestEveryWrongMappingIsNamed(t *testing.T) {
 	_, err := ValidMappings([]Mapping{{HostPort: -1, ContainerPort: 1}, {HostPort: 5, ContainerPort: 5}, {HostPort: 5, ContainerPort: 6}, {HostPort: 1, ContainerPort: -2}})
-	want := "port mapping :-1->1/tcp: host port -1 is not 1 to 65535: invalid argument\n" +
-		"host port :5->6/tcp is mapped twice: invalid argument\n" +
+	want := "port mapping :-1->1/tcp: host port -1 is not 1 to 65535: invalid argument; " +
+		"host port :5->6/tcp is mapped twice: invalid argument; " +
 		"port mapping :1->-2/tcp: container port -2 is not 1 to 65535: invalid argument"
 	expect.That(t, err != nil && err.Error() == want, "error %v\nwant %s", err, want)
 }

@@ -148,5 +148,8 @@ func (op *operation) load() (damage, err error) {
 // loadWhole is load for a call that can do nothing with a damaged record.
 func (op *operation) loadWhole() error {
 	damage, err := op.load()
-	return Join(err, damage)
+	if err == nil && damage != nil {
+		err = mendable(damage)
+	}
+	return err
 }

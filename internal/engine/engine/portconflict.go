@@ -59,6 +59,11 @@ type takenPorts struct {
 
 func (e *takenPorts) Unwrap() error { return e.error }
 
+// Format prints the errors as they print themselves.
+func (e *takenPorts) Format(s fmt.State, verb rune) {
+	fmt.Fprintf(s, fmt.FormatString(s, verb), e.error)
+}
+
 func heldBy(h ports.Holder, c ports.Claim) *outcome.PortError {
 	return &outcome.PortError{
 		Protocol: c.Protocol, HostIP: c.Addr, HostPort: int(c.Port), HolderIP: h.Claim.Addr,

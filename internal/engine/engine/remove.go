@@ -9,6 +9,7 @@ import (
 
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/engine/leftovers"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
@@ -20,11 +21,11 @@ func (eng *Engine) Remove(ctx context.Context, c *Call) error {
 	ctx = context.WithoutCancel(ctx)
 	host, err := validateRemove(eng, c)
 	if err != nil {
-		return fmt.Errorf("remove container %q: %w", c.ID, err)
+		return joined.Errorf("remove container %q: %w", c.ID, err)
 	}
 	op := &operation{eng: eng, c: eng.Store.New(c.ID, host)}
 	if err := op.lockToRemove(ctx, container.Access{}); err != nil {
-		return fmt.Errorf("remove container %q: %w", c.ID, leftover(c.ID, err))
+		return leftover(c.ID, err)
 	}
 	defer op.end()
 	reaper{eng}.request(op.c.Place.Host, false)
@@ -33,7 +34,7 @@ func (eng *Engine) Remove(ctx context.Context, c *Call) error {
 		err = op.recall(c, damage, true)
 	}
 	if err != nil {
-		return fmt.Errorf("remove container %q: %w", c.ID, leftover(c.ID, err))
+		return leftover(c.ID, err)
 	}
 	if err := op.c.Recorded.EndUse(); err != nil { // a full disk must not keep a container attached
 		op.log().Warn("note in the record that the network namespace goes too", "error", err)

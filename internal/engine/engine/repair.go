@@ -175,7 +175,9 @@ func (r *repairing) report(ctx context.Context, report *outcome.RepairReport) {
 	log := r.a.op.log().With("network", r.a.plan.Network.Config.Name, "interface", r.a.plan.IfName)
 	for _, d := range r.its.Repaired {
 		log.Info("repaired", "plugin", d.Plugin, "kind", d.Kind, "object", d.Object, "wanted", d.Wanted)
-		report.Repaired = append(report.Repaired, r.difference(d))
+		public := r.difference(d)
+		public.Repaired = true
+		report.Repaired = append(report.Repaired, public)
 	}
 	for _, left := range r.its.Left {
 		if left.Failed {

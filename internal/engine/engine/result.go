@@ -8,6 +8,7 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/outcome"
@@ -135,6 +136,11 @@ func MadeNetNS(rec *record.Record) string {
 // so that nobody treats it as the failure alone.
 type rollbackError struct{ err, rollback error }
 
-func (r *rollbackError) Error() string { return r.err.Error() + "\n" + r.rollback.Error() }
+func (r *rollbackError) Error() string { return joined.Errors(r.err, r.rollback).Error() }
+
+// Format prints both with %+v.
+func (r *rollbackError) Format(s fmt.State, verb rune) {
+	joined.Errors(r.err, r.rollback).(fmt.Formatter).Format(s, verb)
+}
 
 func (r *rollbackError) Unwrap() []error { return []error{r.err, r.rollback} }

@@ -11,6 +11,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/engine/container"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/ports"
@@ -43,7 +44,7 @@ func (eng *Engine) Setup(ctx context.Context, c *Call, serially bool) (*SetupRes
 			err = s.makeRoom(ctx, replaces)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("set up container %q: %w", c.ID, err)
+			return nil, joined.Errorf("set up container %q: %w", c.ID, err)
 		}
 		return s.tryAll(ctx)
 	})
@@ -211,11 +212,32 @@ func (s *setup) refuseTaken(at *container.Place, going map[string]bool) error {
 			return fmt.Errorf("look up interface %s in %s: %w", a.plan.IfName, at.Path, err)
 		}
 		if taken {
-			return fmt.Errorf("interface %s of network %q: there is one in %s that is not of this container's record: %w",
-				a.plan.IfName, a.plan.Network.Config.Name, at.Path, outcome.ErrAlreadyAttached)
+			return fmt.Errorf("interface %s of network %q: %s has an %s already, %s: %w",
+				a.plan.IfName, a.plan.Network.Config.Name, at.Path, a.plan.IfName, s.ownerOf(at, a.plan.IfName), outcome.ErrAlreadyAttached)
 		}
 	}
 	return nil
+}
+
+// ownerOf says which container on record has an interface of a namespace.
+func (s *setup) ownerOf(at *container.Place, ifName string) string {
+	found, err := s.op.eng.Store.Records.List()
+	if err != nil {
+		return fmt.Sprintf("and whose it is is not known: %v", err)
+	}
+	boot, err := s.op.eng.Store.BootID()
+	if err != nil {
+		return fmt.Sprintf("and whose it is is not known: %v", err)
+	}
+	for _, f := range found {
+		if f.Record.Boot != boot || f.Record.NetNS.ID() != at.NetNS.ID() {
+			continue
+		}
+		if n := f.Record.Find(ifName); n != nil {
+			return fmt.Sprintf("that of container %s on network %q", f.Record.ContainerID, n.Network)
+		}
+	}
+	return "which is in no container's record"
 }
 
 // try records the attachments, and makes them. The error is only of plugins if nothing
@@ -232,7 +254,7 @@ func (s *setup) try(ctx context.Context) (*SetupResult, error) {
 		err = s.write(ctx)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("set up container %q: %w", s.op.c.Recorded.ID, err)
+		return nil, joined.Errorf("set up container %q: %w", s.op.c.Recorded.ID, err)
 	}
 	attached, err := s.attach(ctx)
 	if err == nil {
@@ -360,7 +382,7 @@ func (s *setup) rollBack(ctx context.Context) error {
 		err = Join(err, s.op.tearDown(context.WithoutCancel(ctx), begun))
 	}
 	if err != nil {
-		return fmt.Errorf("roll back: %w", leftover(s.op.c.Recorded.ID, err))
+		return joined.Errorf("roll back: %w", leftover(s.op.c.Recorded.ID, err))
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/runner"
@@ -115,7 +116,7 @@ func (a *Attachment) compareOne(ctx context.Context, r *runner.Runner, v *contra
 // fail notes why a part could not be compared. A single error stays as it is.
 func (p *Part) fail(err error) {
 	if p.Err != nil {
-		err = errors.Join(p.Err, err)
+		err = joined.Errors(p.Err, err)
 	}
 	p.Err = err
 }

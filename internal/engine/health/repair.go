@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/runner"
@@ -191,7 +192,7 @@ func (r *Repairing) compare(ctx context.Context, looks *contract.Looks) (c *Part
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, v.Close()) }()
+	defer func() { err = joined.Errors(err, v.Close()) }()
 	bound, cancel := r.Runner.Runtime.Bound(ctx, "CHECK")
 	defer cancel()
 	c = r.Compare(bound, v)
@@ -375,6 +376,6 @@ func (r *Repairing) Report(ctx context.Context) {
 				failed = append(failed, left.Reason)
 			}
 		}
-		r.Runner.ReportRepair(ctx, typ, took, errors.Join(failed...))
+		r.Runner.ReportRepair(ctx, typ, took, joined.Errors(failed...))
 	}
 }

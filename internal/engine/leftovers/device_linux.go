@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/proc"
 	"github.com/embedcni/cni/netns"
@@ -157,7 +158,7 @@ func (d *Device) Restore(container *netns.Handle, name string, replaced bool) (f
 			err = rename(conn, *own, name)
 		}
 		if d.HostName != "" && own.Alias != d.HostName {
-			err = errors.Join(err, conn.Change(own.Index, links.Change{Alias: &d.HostName}))
+			err = joined.Errors(err, conn.Change(own.Index, links.Change{Alias: &d.HostName}))
 		}
 		return err
 	})
@@ -169,7 +170,7 @@ func rename(conn *links.Conn, l links.Link, name string) error {
 	err := conn.Change(l.Index, links.Change{Name: name})
 	if errors.Is(err, unix.EBUSY) {
 		if err = conn.Change(l.Index, links.Change{Clear: unix.IFF_UP}); err == nil {
-			err = errors.Join(conn.Change(l.Index, links.Change{Name: name}), conn.Change(l.Index, links.Change{Set: unix.IFF_UP}))
+			err = joined.Errors(conn.Change(l.Index, links.Change{Name: name}), conn.Change(l.Index, links.Change{Set: unix.IFF_UP}))
 		}
 	}
 	if err != nil {
@@ -258,7 +259,7 @@ func giveName(conn *links.Conn, index int, name string) error {
 	for _, change := range []links.Change{{Clear: unix.IFF_UP}, {Name: name}, {Alias: &none}} {
 		errs = append(errs, conn.Change(index, change))
 	}
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }
 
 // onHost finds the device if it is on the host under another name, as the kernel

@@ -18,6 +18,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 	"github.com/embedcni/cni/internal/store/record"
 )
@@ -223,7 +224,7 @@ func (l Ledger) append(data []byte) error {
 		}
 		_, err = f.Write(data)
 		mine, serr := f.Stat()
-		if err = errors.Join(err, serr, f.Close()); err != nil {
+		if err = joined.Errors(err, serr, f.Close()); err != nil {
 			return err
 		}
 		now, err := os.Lstat(l.path + current)
@@ -252,7 +253,7 @@ func (l Ledger) Settle(keys []Key) error {
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }
 
 // Garbage are the attachments that an earlier version noted in an owner's ledger, and
@@ -313,12 +314,12 @@ func (g *Garbage) Release(ctx context.Context, dirsOf func(Key, Known) []string,
 		}
 		if !dry {
 			for _, r := range stale {
-				if err = errors.Join(err, ctx.Err()); ctx.Err() != nil {
+				if err = joined.Errors(err, ctx.Err()); ctx.Err() != nil {
 					break
 				}
-				err = errors.Join(err, r.Remove(ctx))
+				err = joined.Errors(err, r.Remove(ctx))
 			}
-			err = errors.Join(err, sync(dir))
+			err = joined.Errors(err, sync(dir))
 		}
 		if err != nil {
 			failed[dir] = err

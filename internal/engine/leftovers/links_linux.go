@@ -2,13 +2,13 @@ package leftovers
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
 
 	"github.com/embedcni/cni/internal/builtin/bandwidth"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/netns"
 )
@@ -58,7 +58,7 @@ func (t *Target) hostEnds(context.Context) ([]Item, error) {
 			items = append(items, deletion(t.Host, "on the host", reported.Name, l.Index))
 		}
 	}
-	return items, errors.Join(errs...)
+	return items, joined.Errors(errs...)
 }
 
 // shaper finds the ifb devices that the bandwidth plugin has made for egress.
@@ -132,5 +132,5 @@ func (t *Target) flushFlows() (flushed uint, err error) {
 			errs = append(errs, fmt.Errorf("flush UDP flows to %s: %w", addr, err))
 		}
 	}
-	return flushed, errors.Join(errs...)
+	return flushed, joined.Errors(errs...)
 }

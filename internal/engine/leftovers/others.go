@@ -1,11 +1,11 @@
 package leftovers
 
 import (
-	"errors"
 	"net/netip"
 	"slices"
 	"time"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/contract"
@@ -102,13 +102,13 @@ func (o *Others) InNetwork(subnet netip.Prefix) (yes bool, err error) {
 			return false
 		}
 		subnets, readErr := netfilter.NotedSubnets(n.Facts[netfilter.SubnetsFact], false)
-		err = errors.Join(err, readErr)
+		err = joined.Errors(err, readErr)
 		if n.State == record.Added && maybeForwarded(n) {
 			subnets = append(subnets, netfilter.Subnets(contract.PrefixesOf(chain.Decode(n.Result)))...)
 		}
 		return slices.Contains(subnets, subnet)
 	})
-	return found, errors.Join(err, anyErr)
+	return found, joined.Errors(err, anyErr)
 }
 
 // maybeForwarded reports whether a recorded attachment may have the rules of the plugin

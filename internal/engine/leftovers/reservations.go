@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
@@ -93,7 +94,7 @@ func reservations(dir string, names []string, wanted func(Reservation) bool) (fo
 			found = append(found, r)
 		}
 	}
-	return found, errors.Join(errs...)
+	return found, joined.Errors(errs...)
 }
 
 // filesIn returns the names of all reservations in host-local's directory of a network. A
@@ -121,7 +122,7 @@ func (r Reservation) Remove(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("release %s: %w", r, err)
 	}
-	defer func() { err = errors.Join(err, lock.Close()) }()
+	defer func() { err = joined.Errors(err, lock.Close()) }()
 	now, ok, err := readReservation(r.Dir, r.file)
 	if err == nil && (!ok || now.content != r.content || r.content == "" && now != r) {
 		return nil
@@ -165,7 +166,7 @@ func (t *Target) reserved() (all []Reservation, err error) {
 		})
 		all, errs = append(all, found...), append(errs, err)
 	}
-	return all, errors.Join(errs...)
+	return all, joined.Errors(errs...)
 }
 
 // Held returns the addresses that are reserved for the target, in files that name it.
@@ -192,7 +193,7 @@ func (f *Footprint) taken() (taken []netip.Addr, err error) {
 			}
 		}
 	}
-	return taken, errors.Join(errs...)
+	return taken, joined.Errors(errs...)
 }
 
 // Foreign returns the reservations in host-local's directory of a network. Those that
@@ -212,5 +213,5 @@ func Foreign(dir string) (foreign []string, others []Reservation, err error) {
 			foreign = append(foreign, filepath.Join(dir, name))
 		}
 	}
-	return foreign, others, errors.Join(errs...)
+	return foreign, others, joined.Errors(errs...)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/engine/container"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/store/record"
 )
@@ -93,7 +94,7 @@ func (s *Search) inBackground(host *container.Host) {
 		return
 	}
 	l, begun := s.begin(host), time.Now()
-	if err := errors.Join(thread.Try(l.all), host.Close()); err != nil {
+	if err := joined.Errors(thread.Try(l.all), host.Close()); err != nil {
 		l.Logger.Warn("look for abandoned containers", "error", err)
 	}
 	s.next = time.Now().Add(restAfter(time.Since(begun)))

@@ -2,11 +2,11 @@ package leftovers
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 
 	"github.com/embedcni/cni/internal/builtin"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/contract"
@@ -48,7 +48,7 @@ func (a *Attachment) Wants() (all []Wanted, err error) {
 			all = append(all, w)
 		}
 	}
-	return all, errors.Join(errs...)
+	return all, joined.Errors(errs...)
 }
 
 // SharedRules returns the attachment's rules in chains that siblings may share. With
@@ -79,7 +79,7 @@ func Siblings(network string, others []*Attachment) (s netfilter.Siblings, err e
 			errs = append(errs, fmt.Errorf("interface %s: %w", b.Params.IfName, err))
 		}
 	}
-	return s, errors.Join(errs...)
+	return s, joined.Errors(errs...)
 }
 
 // Lost reports whether a removal may also delete the rules that a sibling wants, so that
@@ -139,7 +139,7 @@ func MakeAgain(ctx context.Context, host *netns.Handle, siblings []*Attachment, 
 			}
 		}
 	}
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }
 
 func (a *Attachment) makeAgain(ctx context.Context, host *netns.Handle, w Wanted, log *slog.Logger) error {
@@ -166,5 +166,5 @@ func (a *Attachment) makeAgain(ctx context.Context, host *netns.Handle, w Wanted
 		}
 		errs = append(errs, fw.Restore(ctx, m.Rule))
 	}
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }

@@ -2,7 +2,6 @@ package leftovers
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -10,6 +9,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/kernel/firewalld"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/netns"
@@ -69,7 +69,7 @@ type finder func(context.Context) ([]Item, error)
 func Find(ctx context.Context, t Target) (items []Item, err error) {
 	if t.Conns == nil {
 		t.Conns = &links.Conns{}
-		defer func() { err = errors.Join(err, t.Conns.Close()) }()
+		defer func() { err = joined.Errors(err, t.Conns.Close()) }()
 	}
 	finders := slices.Concat([]finder{t.zoned, t.rules}, t.inKernel(), []finder{t.tuned, t.addresses})
 	switch {
@@ -84,7 +84,7 @@ func Find(ctx context.Context, t Target) (items []Item, err error) {
 		items = append(items, found...)
 		errs = append(errs, err)
 	}
-	return items, errors.Join(errs...)
+	return items, joined.Errors(errs...)
 }
 
 // inUse returns the addresses that other attachments have: those on record, and those
@@ -120,11 +120,11 @@ func remove(ctx context.Context, items []Item) error {
 	var errs []error
 	for _, item := range items {
 		if err := ctx.Err(); err != nil {
-			return errors.Join(append(errs, err)...)
+			return joined.Errors(append(errs, err)...)
 		}
 		errs = append(errs, item.Remove(ctx))
 	}
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }
 
 // Limit is the longest time for one attachment. Legacy iptables waits for its lock
@@ -155,7 +155,7 @@ func Clear(ctx context.Context, t Target, found []Item, log *slog.Logger) (left 
 			t.Footprint.Subnets = nil // rules that are still there are needed by others, who delete them
 		}
 		if still, ferr := Find(ctx, t); ferr != nil || len(still) > 0 {
-			return Lines(still), errors.Join(err, ferr)
+			return Lines(still), joined.Errors(err, ferr)
 		}
 	}
 	if _, err := t.flushFlows(); err != nil {

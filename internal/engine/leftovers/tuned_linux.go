@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/embedcni/cni/internal/builtin/tuning"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/netns"
 )
@@ -60,7 +61,7 @@ func (t *Target) undo(file string) (done bool, err error) {
 	})
 	if !done && err == nil && d != nil {
 		if back, serr := t.Settled(); !back {
-			err = errors.Join(errors.New("it is not back"), serr)
+			err = joined.Errors(errors.New("it is not back"), serr)
 		}
 	}
 	return done, err

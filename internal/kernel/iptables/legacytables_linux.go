@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // legacyTables reads the kernel's list of tables, which creates none. The list is
@@ -52,7 +54,7 @@ func (x Tool) kernelEntries(table string) (entries []byte, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, unix.Close(fd)) }()
+	defer func() { err = joined.Errors(err, unix.Close(fd)) }()
 	const mostTries = 10 // each time, another process has changed the table meanwhile
 	for try := 1; ; try++ {
 		info := make([]byte, infoSize)

@@ -2,10 +2,10 @@ package iptables
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 	"github.com/embedcni/cni/netns"
 )
@@ -23,7 +23,7 @@ func LockNamespace(ctx context.Context, ns *netns.Handle, exclusive bool) (unloc
 		return nil, fmt.Errorf("lock the network namespace: %w", err)
 	}
 	if err := plainfile.Flock(ctx, f, exclusive); err != nil {
-		return nil, errors.Join(fmt.Errorf("lock the network namespace for its shared rules: %w", err), f.Close())
+		return nil, joined.Errors(fmt.Errorf("lock the network namespace for its shared rules: %w", err), f.Close())
 	}
 	return f.Close, nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/netns"
 )
@@ -40,7 +41,7 @@ func Dial(ns *netns.Handle) (c *Conn, err error) {
 		return c, nil
 	}
 	if c != nil { // the thread is lost
-		err = errors.Join(err, c.Close())
+		err = joined.Errors(err, c.Close())
 	}
 	return nil, fmt.Errorf("in namespace %s: %w", ns.ID(), err)
 }
@@ -59,17 +60,17 @@ func dial() (*Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open a netlink socket: %w", err)
 	}
-	err = errors.Join(unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}),
+	err = joined.Errors(unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerTime}))
 	// Linux 4.12 added error texts, and 4.20 filtered lists. Without the latter
 	// the answers are longer, and filtered here.
 	for _, option := range []int{unix.NETLINK_EXT_ACK, unix.NETLINK_CAP_ACK, unix.NETLINK_GET_STRICT_CHK} {
 		if e := unix.SetsockoptInt(fd, unix.SOL_NETLINK, option, 1); !errors.Is(e, unix.ENOPROTOOPT) {
-			err = errors.Join(err, e)
+			err = joined.Errors(err, e)
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("prepare a netlink socket: %w", err), unix.Close(fd))
+		return nil, joined.Errors(fmt.Errorf("prepare a netlink socket: %w", err), unix.Close(fd))
 	}
 	return &Conn{fd: fd, buf: make([]byte, bufferSize)}, nil
 }
@@ -313,7 +314,7 @@ func (all *Conns) Do(ns *netns.Handle, do func(*Conn) error) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(do(c), c.Close())
+	return joined.Errors(do(c), c.Close())
 }
 
 func (all *Conns) take(ns netns.ID) *Conn {
@@ -375,5 +376,5 @@ func (all *Conns) Close() error {
 			}
 		}
 	}
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }

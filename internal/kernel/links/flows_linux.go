@@ -10,6 +10,7 @@ import (
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -38,12 +39,12 @@ func Forget(ns *netns.Handle, v6 bool, all ...Flows) (forgotten uint, err error)
 			return 0, errors.New("no port and no address: all flows would be forgotten")
 		}
 		filter := &filter{keep: f.Keep, untranslated: f.Untranslated}
-		err = errors.Join(err, filter.AddProtocol(unix.IPPROTO_UDP))
+		err = joined.Errors(err, filter.AddProtocol(unix.IPPROTO_UDP))
 		if f.Port != 0 {
-			err = errors.Join(err, filter.AddPort(netlink.ConntrackOrigDstPort, f.Port))
+			err = joined.Errors(err, filter.AddPort(netlink.ConntrackOrigDstPort, f.Port))
 		}
 		if f.From.IsValid() {
-			err = errors.Join(err, filter.AddIP(netlink.ConntrackReplySrcIP, net.IP(f.From.AsSlice())))
+			err = joined.Errors(err, filter.AddIP(netlink.ConntrackReplySrcIP, net.IP(f.From.AsSlice())))
 		}
 		filters = append(filters, filter)
 	}
@@ -65,7 +66,7 @@ func Forget(ns *netns.Handle, v6 bool, all ...Flows) (forgotten uint, err error)
 	}
 	forgotten, err = h.ConntrackDeleteFilters(netlink.ConntrackTable, family, filters...)
 	for _, f := range filters {
-		err = errors.Join(err, f.(*filter).err)
+		err = joined.Errors(err, f.(*filter).err)
 	}
 	return forgotten, err
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -287,7 +288,7 @@ func (c *Conn) Delete(index int) error {
 // that waits in a batch: the socket keeps the namespace in existence until then.
 func DeleteAndClose(c *Conn, index int, name string) error {
 	err := saying(fmt.Sprintf("delete interface %q", name), c.Delete(index))
-	return errors.Join(err, c.Close())
+	return joined.Errors(err, c.Close())
 }
 
 // Move is the wanted state of an interface in the namespace that it is moved to.

@@ -2,11 +2,11 @@ package links
 
 import (
 	"context"
-	"errors"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -42,7 +42,7 @@ func WatchLosses(ns *netns.Handle, links, routes bool, buffer int) (*Losses, err
 	}
 	l := &Losses{socket: s, ns: ns}
 	if err := l.list(); err != nil {
-		return nil, errors.Join(err, s.Close())
+		return nil, joined.Errors(err, s.Close())
 	}
 	return l, nil
 }
@@ -56,7 +56,7 @@ func (l *Losses) list() (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, c.Close()) }()
+	defer func() { err = joined.Errors(err, c.Close()) }()
 	found, err := c.Links()
 	if err != nil {
 		return err

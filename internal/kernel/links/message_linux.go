@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // native is the byte order of netlink, which is the machine's.
@@ -133,7 +135,7 @@ func (all attributes) within(raw []byte) attributes {
 	for rest := raw; len(rest) >= unix.SizeofRtAttr; {
 		size := int(native.Uint16(rest))
 		if size < unix.SizeofRtAttr || size > len(rest) {
-			*all.bad = errors.Join(*all.bad, fmt.Errorf("%w: attribute of %d bytes in %d", errTruncated, size, len(rest)))
+			*all.bad = joined.Errors(*all.bad, fmt.Errorf("%w: attribute of %d bytes in %d", errTruncated, size, len(rest)))
 			return attributes{bad: all.bad}
 		}
 		rest = rest[min(aligned(size), len(rest)):]

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/netns"
 )
@@ -52,7 +53,7 @@ func Subscribe(ns *netns.Handle, protocol int, groups uint32, buffer int) (*Sock
 		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, buffer)
 	}
 	if err = cmp.Or(err, unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups})); err != nil {
-		return nil, errors.Join(fmt.Errorf("watch for changes in namespace %s: %w", ns.ID(), err), s.Close())
+		return nil, joined.Errors(fmt.Errorf("watch for changes in namespace %s: %w", ns.ID(), err), s.Close())
 	}
 	return s, nil
 }

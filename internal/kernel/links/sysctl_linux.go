@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/netns"
 )
@@ -89,7 +90,7 @@ func (s Sysctl) write() error {
 	f, err := os.OpenFile(s.path(), os.O_WRONLY, 0)
 	if err == nil {
 		_, err = f.WriteString(s.Value)
-		err = errors.Join(err, f.Close())
+		err = joined.Errors(err, f.Close())
 	}
 	if err == nil {
 		return nil

@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -104,7 +105,7 @@ func setPortUp(c *Conn, index int, mode PortMode) error {
 		err = up()
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("set a bridge port up: %w", err), c.Delete(index))
+		return joined.Errors(fmt.Errorf("set a bridge port up: %w", err), c.Delete(index))
 	}
 	return nil
 }
@@ -121,7 +122,7 @@ func absent(ns *netns.Handle, name string) error {
 	} else if err == nil {
 		err = fmt.Errorf("interface %q exists in the container already: %w", name, unix.EEXIST)
 	}
-	return errors.Join(err, c.Close())
+	return joined.Errors(err, c.Close())
 }
 
 func (v Veth) create(c *Conn, container *netns.Handle, name string, hostMAC net.HardwareAddr) (Link, error) {
@@ -226,13 +227,13 @@ func (v Macvlan) createAndRename(c *Conn, container *netns.Handle) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, inside.Close()) }()
+	defer func() { err = joined.Errors(err, inside.Close()) }()
 	made, err := inside.Link(name)
 	if err != nil {
 		return err
 	}
 	if err := inside.Change(made.Index, Change{Name: v.Name}); err != nil {
-		return errors.Join(fmt.Errorf("rename interface %q: %w", name, err), inside.Delete(made.Index))
+		return joined.Errors(fmt.Errorf("rename interface %q: %w", name, err), inside.Delete(made.Index))
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/nft"
 	"github.com/embedcni/cni/internal/kernel/thread"
@@ -97,7 +98,7 @@ func (fw *Firewalls) add(ctx context.Context, all []change, replace bool) error 
 	if err != nil {
 		return err
 	}
-	return errors.Join(acceptAll(ctx, all), fw.forgetFlows(ctx, together(all), !replace))
+	return joined.Errors(acceptAll(ctx, all), fw.forgetFlows(ctx, together(all), !replace))
 }
 
 // acceptAll has the host forward the packets of attachments' networks.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/embedcni/cni/internal/kernel/iptables"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/nft"
 	"github.com/embedcni/cni/netns"
 )
@@ -92,5 +93,5 @@ func Find(ctx context.Context, fw *Firewalls, t Target) (plan Plan, err error) {
 	add(fw.findListed(ctx, t))
 	add(fw.findForwarding(ctx, t, t.InNetwork))
 	add(fw.findElements(ctx, t))
-	return plan, errors.Join(errs...)
+	return plan, joined.Errors(errs...)
 }

@@ -2,12 +2,12 @@ package netfilter
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
 	"github.com/embedcni/cni/internal/kernel/iptables"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/nft"
 )
 
@@ -21,7 +21,7 @@ func (fw *Firewalls) LeaveSubnets(ctx context.Context, t Target) error {
 		return err
 	}
 	there, err := fw.findForwarding(ctx, t, nobodyNeeds)
-	return errors.Join(err, Plan{there}.Apply(ctx))
+	return joined.Errors(err, Plan{there}.Apply(ctx))
 }
 
 // findForwarding returns the rules of a target's subnets of which needed is false. They are
@@ -79,7 +79,7 @@ func (a accepts) delete(ctx context.Context, tool iptables.Tool, subnets []netip
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, unlock()) }()
+	defer func() { err = joined.Errors(err, unlock()) }()
 	now, rules, err := a.unneeded(ctx, tool, subnets, needed)
 	if err != nil || len(rules) == 0 {
 		return err

@@ -13,6 +13,7 @@ import (
 	goiptables "github.com/coreos/go-iptables/iptables"
 
 	"github.com/embedcni/cni/internal/kernel/iptables"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/nft"
 )
 
@@ -190,7 +191,7 @@ func (a accepts) add(ctx context.Context, tools []iptables.Tool, subnets []netip
 	if err != nil {
 		return false, err
 	}
-	defer func() { err = errors.Join(err, unlock()) }()
+	defer func() { err = joined.Errors(err, unlock()) }()
 	for _, tool := range tools {
 		some := inFamily(tool.V6(), subnets)
 		now, err := readForwarding(ctx, tool)

@@ -52,6 +52,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // ErrNotSupported is returned off Linux. It is an [errors.ErrUnsupported].
@@ -97,5 +99,5 @@ func (p Plan) Apply(ctx context.Context) error {
 	for _, f := range p.found {
 		errs = append(errs, f.apply(ctx))
 	}
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/nft"
 )
 
@@ -49,7 +50,7 @@ func (r removal) plan(ctx context.Context) (all []found, err error) {
 		for _, o := range objects {
 			errs = append(errs, r.run(ctx, o))
 		}
-		return errors.Join(errs...)
+		return joined.Errors(errs...)
 	}}}, nil
 }
 

@@ -2,7 +2,6 @@ package netfilter
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -10,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/embedcni/cni/internal/kernel/iptables"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/nft"
 )
 
@@ -226,7 +226,7 @@ func runCommands(ctx context.Context, tool iptables.Tool, t Target, commands []c
 			errs = append(errs, restore(ctx, tool, []command{c}))
 		}
 	}
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }
 
 // restore runs the commands as one. The error names the command if there is only

@@ -2,11 +2,11 @@ package netfilter
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/nft"
 )
 
@@ -115,5 +115,5 @@ func (fw *Firewalls) findListed(ctx context.Context, t Target) (all []found, err
 		some, err := removal{fw.sockets, s.find}.plan(ctx)
 		all, errs = append(all, some...), append(errs, err)
 	}
-	return all, errors.Join(errs...)
+	return all, joined.Errors(errs...)
 }

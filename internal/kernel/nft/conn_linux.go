@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 var (
@@ -31,10 +33,14 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	if e.Object == nil {
-		return e.Errno.Error()
+	why := e.Errno.Error()
+	if e.Errno == unix.EPERM {
+		why += ": it needs the capability CAP_NET_ADMIN in the user namespace that owns the network namespace"
 	}
-	return fmt.Sprintf("%v: %v", e.Object, e.Errno)
+	if e.Object == nil {
+		return why
+	}
+	return fmt.Sprintf("%v: %s", e.Object, why)
 }
 
 func (e *Error) Unwrap() error { return e.Errno }
@@ -67,7 +73,7 @@ func Open() (*Conn, error) {
 		err = bind(fd)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("netlink socket to the packet filter: %w", err), unix.Close(fd))
+		return nil, joined.Errors(fmt.Errorf("netlink socket to the packet filter: %w", err), unix.Close(fd))
 	}
 	return &Conn{fd: fd, in: make([]byte, 32<<10)}, nil
 }
@@ -209,7 +215,7 @@ func (c *Conn) ask(m Message, each func(data []byte) error) error {
 	if err == nil && failed == nil && interrupted && !c.watched {
 		failed = ErrChanged
 	}
-	return errors.Join(err, failed)
+	return joined.Errors(err, failed)
 }
 
 func (c *Conn) send() error {

@@ -120,7 +120,7 @@ func readElements(answer []byte) (all []Element) {
 // Generation returns the number of the current state of the namespace's rules.
 // Every change of any table makes another one.
 func (c *Conn) Generation() (generation uint32, err error) {
-	m := Message{typ: unix.NFT_MSG_GETGEN, family: unix.AF_UNSPEC, object: text("the generation")}
+	m := Message{typ: unix.NFT_MSG_GETGEN, family: unix.AF_UNSPEC, object: text("read the number of the last change of the rules")}
 	there := false
 	err = c.ask(m, func(data []byte) error {
 		id := attribute(body(data), unix.NFTA_GEN_ID)

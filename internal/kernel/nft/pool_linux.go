@@ -2,11 +2,11 @@ package nft
 
 import (
 	"context"
-	"errors"
 	"runtime"
 	"sync"
 	"time"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/netns"
 )
@@ -72,7 +72,7 @@ func (s Sockets) Do(ctx context.Context, fn func(*Conn) error) (err error) {
 	// Answers that a failed call leaves unread have other sequence numbers.
 	err = fn(c)
 	if !s.Pool.keep(id, c) {
-		err = errors.Join(err, c.Close())
+		err = joined.Errors(err, c.Close())
 	}
 	return err
 }

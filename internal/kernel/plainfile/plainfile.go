@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"syscall"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // ErrNotRegular: there is a FIFO, a socket or a device at the path.
@@ -34,7 +36,7 @@ func Open(path string, flag int, perm fs.FileMode) (*os.File, error) {
 		err = &fs.PathError{Op: "open", Path: path, Err: ErrNotRegular}
 	}
 	if err != nil {
-		return nil, errors.Join(err, f.Close())
+		return nil, joined.Errors(err, f.Close())
 	}
 	return f, nil
 }
@@ -73,5 +75,5 @@ func write(path string, flag int, perm fs.FileMode, data []byte) error {
 		return err
 	}
 	_, err = f.Write(data)
-	return errors.Join(err, f.Close())
+	return joined.Errors(err, f.Close())
 }

@@ -2,10 +2,11 @@ package plainfile
 
 import (
 	"bytes"
-	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // Replace makes data the content of the file at path. At each moment, also after a power
@@ -27,13 +28,13 @@ func Replace(path string, data []byte, perm fs.FileMode) error {
 	}
 	_, err = f.Write(data)
 	if err == nil {
-		err = errors.Join(f.Chmod(perm), f.Sync())
+		err = joined.Errors(f.Chmod(perm), f.Sync())
 	}
-	if err = errors.Join(err, f.Close()); err == nil {
+	if err = joined.Errors(err, f.Close()); err == nil {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
+		return joined.Errors(err, os.Remove(f.Name()))
 	}
 	return nil
 }
@@ -54,5 +55,5 @@ func SyncDir(dir string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.Sync(), d.Close())
+	return joined.Errors(d.Sync(), d.Close())
 }

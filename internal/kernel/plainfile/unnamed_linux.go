@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // Unnamed is a new file that gets its content first and its name last, in one step. It
@@ -59,7 +61,7 @@ func (u *Unnamed) Publish(path string, data []byte) (*os.File, error) {
 		err = link(f, path)
 	}
 	if err != nil {
-		return nil, errors.Join(err, f.Close())
+		return nil, joined.Errors(err, f.Close())
 	}
 	return f, nil
 }
@@ -105,5 +107,5 @@ func link(f *os.File, path string) error {
 			inner = &os.LinkError{Op: "linkat", Old: f.Name(), New: path, Err: err}
 		}
 	})
-	return errors.Join(err, inner)
+	return joined.Errors(err, inner)
 }

@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // RefKind is what keeps a namespace alive.
@@ -96,7 +98,7 @@ func (s *scan) through(t Task) (err error) {
 		if ok {
 			s.found(Ref{inode, path})
 		} else if oerr != nil && !Gone(oerr) { // else it is closed by now
-			err = errors.Join(err, oerr)
+			err = joined.Errors(err, oerr)
 		}
 	}
 	return err
@@ -270,7 +272,7 @@ func Numbers(dir string) ([]int, error) {
 		return nil, fmt.Errorf("list threads: %w", err)
 	}
 	names, err := d.Readdirnames(-1)
-	if err = errors.Join(err, d.Close()); err != nil {
+	if err = joined.Errors(err, d.Close()); err != nil {
 		return nil, fmt.Errorf("list threads: %w", err)
 	}
 	var all []int

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"slices"
 	"sync"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // Batch lets the in-process plugins of one attachment combine slow kernel work. All changes
@@ -43,8 +45,8 @@ type Failed struct {
 // Failures is the error of [Batch.Flush].
 type Failures []Failed
 
-// Error returns the errors, a line for each.
-func (f Failures) Error() string { return errors.Join(f.Unwrap()...).Error() }
+// Error returns the errors in one line.
+func (f Failures) Error() string { return joined.Errors(f.Unwrap()...).Error() }
 
 // Unwrap returns the errors.
 func (f Failures) Unwrap() []error {

@@ -161,7 +161,7 @@ func TestAFailureIsThatOfItsPlugin(t *testing.T) {
 	expect.Must(t, errors.As(err, &failed) && errors.Is(err, bad) && errors.Is(err, late) && len(failed) == 3 && failed[0] == (Failed{"", late}),
 		"%#v", err)
 	expect.Same(t, "failed", failed[1:], Failures{{"two", bad}, {"two", bad}})
-	expect.Same(t, "text", err.Error(), "late\nbad\nbad")
+	expect.Same(t, "text", err.Error(), "late; bad; bad")
 	d.want(t, "by the flush", "[1 2 22 3]", "[1]", "[2 22 3]", "[2 22]", "[3]", "[1]", "[2 22]", "[3]")
 	(*Batch)(nil).For("nobody")
 }

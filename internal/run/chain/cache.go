@@ -12,6 +12,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
 
@@ -270,7 +271,7 @@ func ForgetUnneeded(cacheDir string, isIt func(id string) bool, unneeded func(*l
 			errs = append(errs, fmt.Errorf("forget a cached attachment: %w", err))
 		}
 	}
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }
 
 // mayName reports whether a file name of libcni's cache, which is the network, the ID and

@@ -21,6 +21,8 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // ErrNotAdded: CHECK was requested for an attachment without the result of an ADD.
@@ -91,7 +93,7 @@ func (c *Chain) Del(ctx context.Context, a *Attachment, result Partial) error {
 	if c.OnEnd != nil {
 		errs = append(errs, guard(func() error { return c.OnEnd(ctx, "DEL") }))
 	}
-	err := errors.Join(errs...)
+	err := joined.Errors(errs...)
 	if err == nil {
 		_ = c.cached(a).Forget() // as in libcni: on a read-only disk, the attachment is gone all the same
 	}
@@ -174,7 +176,7 @@ func (c *Chain) GC(ctx context.Context, valid []types.GCAttachment) error {
 			errs = append(errs, fmt.Errorf("failed to GC plugin %s: %w", p.Network.Type, err))
 		}
 	}
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }
 
 // CanGC reports whether GC asks any plugin at all.

@@ -2,7 +2,6 @@ package chain
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -12,6 +11,8 @@ import (
 	"sync"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // Call is the call of one plugin for one verb.
@@ -198,5 +199,5 @@ func (c Call) WithoutAddresses(taken []netip.Addr) (Call, error) {
 	outer["prevResult"], errs[1] = json.Marshal(result)
 	c.Stdin, errs[2] = json.Marshal(outer)
 	c.Parsed = nil
-	return c, errors.Join(errs[:]...)
+	return c, joined.Errors(errs[:]...)
 }

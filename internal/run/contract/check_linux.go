@@ -7,6 +7,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/netns"
@@ -20,7 +21,7 @@ func Check(ctx context.Context, r *plugin.Request, p Comparer) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, done()) }()
+	defer func() { err = joined.Errors(err, done()) }()
 	all, err := p.Compare(ctx, r, v)
 	if err != nil {
 		return err

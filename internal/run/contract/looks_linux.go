@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/netns"
@@ -131,7 +132,7 @@ func (l *Looks) Close() error {
 		}
 	}
 	clear(l.hosts)
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }
 
 // Open returns the view of a container whose plugins ran in host.

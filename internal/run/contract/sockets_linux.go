@@ -2,8 +2,8 @@ package contract
 
 import (
 	"context"
-	"errors"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/netns"
 )
@@ -25,7 +25,7 @@ func Removal(ctx context.Context, ns *netns.Handle, name string, is func(links.L
 		if links.NotFound(err) {
 			err = nil
 		}
-		return nil, errors.Join(err, conn.Close())
+		return nil, joined.Errors(err, conn.Close())
 	}
 	return func(context.Context) error { return links.DeleteAndClose(conn, link.Index, name) }, nil
 }

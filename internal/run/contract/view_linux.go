@@ -2,8 +2,8 @@ package contract
 
 import (
 	"context"
-	"errors"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/netns"
@@ -58,7 +58,7 @@ func (v *View) ask(conns *links.Conns, host, container *netns.Handle) error {
 		}
 		c, err := conns.Borrow(ns)
 		if err != nil {
-			return errors.Join(err, v.Close())
+			return joined.Errors(err, v.Close())
 		}
 		v.open = append(v.open, c)
 		if i == 0 {
@@ -93,5 +93,5 @@ func (v *View) Close() error {
 		errs = append(errs, c.Close())
 	}
 	v.open = nil
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }

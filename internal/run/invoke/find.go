@@ -10,6 +10,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/invoke"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 	"github.com/embedcni/cni/internal/kernel/thread"
 )
@@ -161,7 +162,7 @@ func (r Root) Shares(path string) error {
 		case none && rnone:
 			continue
 		case err != nil && !none, rerr != nil && !rnone:
-			return errors.Join(err, rerr)
+			return joined.Errors(err, rerr)
 		case none || rnone || !os.SameFile(own, its):
 			return fmt.Errorf("%s is another file in the plugin root %s: mount it, or a directory above it, so that the path leads to the same file in both", at, r)
 		}

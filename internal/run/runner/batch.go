@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/invoke"
 )
@@ -42,7 +43,7 @@ func (r *Runner) flush(ctx context.Context, b *thread.Batch, verb string) error 
 		errs = append(errs, err)
 		r.Runtime.report(ctx, "batched changes failed", r.event(verb, one.Plugin, BuiltIn, time.Since(begun), err), invoke.Output{})
 	}
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }
 
 // FlushError is the error of deferred changes of built-in plugins.

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -125,16 +124,6 @@ func Reason(msg, details string, err error) string {
 	return NoMessage
 }
 
-// Join is errors.Join, but returns a single error unchanged: most calls have one
-// network, and their callers should get its *Error.
-func Join(errs ...error) error {
-	errs = slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })
-	if len(errs) == 1 {
-		return errs[0]
-	}
-	return errors.Join(errs...)
-}
-
 // Verb returns the name of a verb in libcni's errors.
 func Verb(verb string) string {
 	if verb == "DEL" {
@@ -149,9 +138,9 @@ type deadlineError struct {
 	limit time.Duration
 }
 
-func (d *deadlineError) Error() string { return "killed: " + d.bound() }
-
-func (d *deadlineError) bound() string {
+// Error says what the limit was. Whoever reports it says that the plugin was killed, or
+// stopped.
+func (d *deadlineError) Error() string {
 	return fmt.Sprintf("took longer than the %v that a plugin has for %s (see WithTimeouts)", d.limit, d.verb)
 }
 
@@ -173,7 +162,7 @@ func stopped(ctx context.Context, err error) error {
 func (s *stoppedError) Error() string {
 	cause := s.cause.Error()
 	if d := (*deadlineError)(nil); errors.As(s.cause, &d) {
-		cause = "stopped: " + d.bound()
+		cause = "stopped: " + d.Error()
 	}
 	if said := s.said.Error(); said != context.DeadlineExceeded.Error() && said != context.Canceled.Error() {
 		cause += ": " + said

@@ -13,6 +13,7 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/contract"
@@ -83,7 +84,7 @@ func both(late, err error) error {
 	if late == nil {
 		return err
 	}
-	return errors.Join(late, err)
+	return joined.Errors(late, err)
 }
 
 // flushBefore applies the batched changes before a plugin that may depend on them, but not

@@ -16,6 +16,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/invoke"
 	"github.com/embedcni/cni/netns"
@@ -145,7 +146,7 @@ func (e *execution) with(delegate Delegate, do func(*plugin.Request) error) (err
 			return err
 		}
 		if r.Container != nil {
-			defer func() { err = errors.Join(err, r.Container.Close()) }()
+			defer func() { err = joined.Errors(err, r.Container.Close()) }()
 		}
 	}
 	return do(r)

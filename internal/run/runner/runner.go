@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/kernel/firewalld"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/invoke"
@@ -81,7 +82,7 @@ func (r *Runner) Run(ctx context.Context, call chain.Call) (chain.Output, error)
 		}
 		errs = append(errs, err)
 	}
-	return out, errors.Join(errs...)
+	return out, joined.Errors(errs...)
 }
 
 // StaysInKernel reports whether a power cut undoes everything that the plugins make. Of

@@ -16,6 +16,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/utils"
 	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // maxName leaves room for a container ID and an interface name in the file
@@ -29,11 +31,11 @@ const maxName = 180
 // The list may lack plugins when they are in a directory beside the file (see
 // ReadList); then Plugins is empty. Plugins[i].Bytes is the plugin's object to
 // the byte, not as libcni would write it: libcni passes integers through float64
-// and changes those above 2^53.
+// and changes those above 2^53. An error of encoding/json has the line and the column.
 func Parse(data []byte) (*libcni.NetworkConfigList, error) {
 	list, err := libcni.NetworkConfFromBytes(data)
 	if err != nil {
-		return nil, err
+		return nil, locatedInList(data, err)
 	}
 	var keys map[string]json.RawMessage
 	var plugins []json.RawMessage
@@ -55,7 +57,7 @@ func Parse(data []byte) (*libcni.NetworkConfigList, error) {
 //	{"cniVersion": "1.0.0", "name": "podnet", "type": "bridge"}
 func ParseSingle(data []byte) (*libcni.NetworkConfigList, error) {
 	if _, err := libcni.NetworkPluginConfFromBytes(data); err != nil {
-		return nil, err
+		return nil, located(data, err)
 	}
 	list, err := wrapSingle(data)
 	if err != nil {
@@ -125,7 +127,7 @@ func validate(list *libcni.NetworkConfigList) error {
 			errs = append(errs, fmt.Errorf("plugin %d: %w", i, err))
 		}
 	}
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }
 
 // RequireName refuses a list whose network has no name. Such a list can be

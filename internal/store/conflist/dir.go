@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // Found is a configuration and the file it was read from.
@@ -58,7 +60,7 @@ func (r Reader) Dir(dir string, want Selection) (found []Found, skipped []*FileE
 		for _, s := range skipped {
 			errs = append(errs, s)
 		}
-		return nil, skipped, errors.Join(errs...)
+		return nil, skipped, joined.Errors(errs...)
 	}
 	return found, skipped, nil
 }

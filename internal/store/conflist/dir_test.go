@@ -84,8 +84,8 @@ func TestDuty_R9_OneBrokenFileNeverTakesTheOthersDown(t *testing.T) {
 	wantSkipped := [][2]string{
 		{"01-fifo.conf", "cannot be read: not a regular file but p---------"},
 		{"02-device.conf", "cannot be read: not a regular file but Dc---------"},
-		{"05-empty.conflist", "error parsing configuration list: unexpected end of JSON input"},
-		{"15-half.conflist", "error parsing configuration list: unexpected end of JSON input"},
+		{"05-empty.conflist", "error parsing configuration list: unexpected end of JSON input at line 1, column 1"},
+		{"15-half.conflist", "error parsing configuration list: unexpected end of JSON input at line 1, column 30"},
 		{"25-list.conf", "error parsing configuration: missing 'type'"},
 		{"30-name.json", "invalid characters found in network name; -"},
 		{"40-unnamed.conf", `the network has no name: set "name"`},

@@ -145,7 +145,7 @@ func TestParseNamesTheMistake(t *testing.T) {
 		"type a number":      {`{"name": "net", "plugins": [{"type": 1}]}`, "error parsing configuration: json: cannot unmarshal number"},
 		"only inlined, none": {`{"name": "net", "loadOnlyInlinedPlugins": true}`, "`loadOnlyInlinedPlugins` is true, and no 'plugins' key"},
 		"disableCheck":       {`{"name": "net", "disableCheck": 1, "plugins": [{"type": "x"}]}`, "invalid type float64 for disableCheck"},
-		"name and type":      {`{"name": "-", "plugins": [{"type": "a/b"}]}`, "invalid characters found in network name; -\nplugin 0: type \"a/b\" is not a file name"},
+		"name and type":      {`{"name": "-", "plugins": [{"type": "a/b"}]}`, "invalid characters found in network name; -; plugin 0: type \"a/b\" is not a file name"},
 	} {
 		_, err := conflist.Parse([]byte(test.list))
 		expect.That(t, err != nil && strings.Contains(err.Error(), test.err), "%s: error %v, want one with %q", name, err, test.err)

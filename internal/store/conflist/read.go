@@ -128,10 +128,10 @@ func (r Reader) plugins(dir string) ([]*libcni.PluginConfig, error) {
 	for _, path := range files {
 		plugin, err := parse(r, path, func(data []byte) (*libcni.PluginConfig, error) {
 			plugin, err := libcni.NetworkPluginConfFromBytes(data)
-			if err == nil {
-				err = validatePlugin(plugin)
+			if err != nil {
+				return nil, located(data, err)
 			}
-			return plugin, err
+			return plugin, validatePlugin(plugin)
 		})
 		if err != nil {
 			return nil, err

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
 
@@ -47,7 +48,7 @@ func (s *Space) lockFile(ctx context.Context, claims []claim, wait bool, create 
 		}
 		for _, c := range claims {
 			if ok, err := s.lockKey(ctx, f, c, wait); err != nil {
-				return nil, errors.Join(fmt.Errorf("lock %q in %s: %w", c.name, s.path, err), unlockFile(f))
+				return nil, joined.Errors(fmt.Errorf("lock %q in %s: %w", c.name, s.path, err), unlockFile(f))
 			} else if !ok {
 				return nil, unlockFile(f)
 			}
@@ -56,7 +57,7 @@ func (s *Space) lockFile(ctx context.Context, claims []claim, wait bool, create 
 		if err == nil && current {
 			return f, nil
 		}
-		if err := errors.Join(err, unlockFile(f)); err != nil {
+		if err := joined.Errors(err, unlockFile(f)); err != nil {
 			return nil, fmt.Errorf("lock %s: %w: %w", describe(claims), ErrUnavailable, err)
 		}
 		// The file was deleted between open and lock. A lock on it excludes no
@@ -108,7 +109,7 @@ func (s *Space) lockSpan(ctx context.Context, f *os.File, sp span) error {
 			}
 			result = make(chan error, 1)
 			go func() {
-				result <- errors.Join(waitLock(dup, sp), unix.Close(dup))
+				result <- joined.Errors(waitLock(dup, sp), unix.Close(dup))
 				s.waits.done(sp, over)
 			}()
 		}
@@ -199,7 +200,7 @@ func waitLock(fd int, sp span) error {
 
 // unlockFile releases all locks on f, for its inheritors as well, and closes it.
 func unlockFile(f *os.File) error {
-	return errors.Join(unlockSpan(f, 0, 0), f.Close())
+	return joined.Errors(unlockSpan(f, 0, 0), f.Close())
 }
 
 // unlockSpan releases length bytes; 0 means all to the end.

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
 
@@ -163,7 +164,7 @@ func (l *life) reach(path string) error {
 		}
 		ok, err := l.take(f, path)
 		if !ok || err != nil {
-			err = errors.Join(err, f.Close())
+			err = joined.Errors(err, f.Close())
 		}
 		if err != nil {
 			return err

@@ -31,6 +31,8 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // ErrUnavailable means that the lock file could not be used: its directory
@@ -113,7 +115,7 @@ func (s *Space) LockAll(ctx context.Context, keys []Key) (*Held, error) {
 func (h *Held) inFile(ctx context.Context, wait bool, create int) (*Held, error) {
 	f, err := h.space.lockFile(ctx, h.claims, wait, create)
 	if err != nil || f == nil && hasFile {
-		return nil, errors.Join(err, h.Release())
+		return nil, joined.Errors(err, h.Release())
 	}
 	h.file, h.marked = f, h.space.mark(h.claims)
 	return h, nil

@@ -2,12 +2,13 @@ package ports
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // Local are the ports of a host that its kernel gives to sockets.
@@ -133,7 +134,7 @@ func Foreign(wanted []Claim, hasAddress func(netip.Addr) (bool, error)) (found [
 		if !ok {
 			var herr error
 			if has, herr = hasAddress(c.Addr); herr != nil {
-				has, err = true, errors.Join(err, fmt.Errorf("look up address %v of the host: %w", c.Addr, herr))
+				has, err = true, joined.Errors(err, fmt.Errorf("look up address %v of the host: %w", c.Addr, herr))
 			}
 			known[c.Addr] = has
 		}

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/store/conflist"
@@ -190,7 +191,7 @@ func (x *Index) Unrecorded(rec *record.Record, wanted []Claim, endOf func(*netns
 			continue
 		}
 		lives, lerr := livesOn(endOf, c.NetNS.Path, a.IfName)
-		err = errors.Join(err, lerr)
+		err = joined.Errors(err, lerr)
 		for _, w := range wanted {
 			if i := slices.IndexFunc(claims, w.Overlaps); i >= 0 {
 				found = append(found, Conflict{w, Holder{c, a, claims[i]}, lives})
@@ -222,7 +223,7 @@ func livesOn(endOf func(*netns.Handle, string) (int, error), path, ifName string
 		return false, nil // gone, or out of reach
 	}
 	end, err := endOf(ns, ifName)
-	return end != 0, errors.Join(err, ns.Close())
+	return end != 0, joined.Errors(err, ns.Close())
 }
 
 // Free returns n ports of the range, or fewer if there are no more, that no record claims

@@ -1,10 +1,10 @@
 package record
 
 import (
-	"errors"
 	"fmt"
 	"os"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
 
@@ -42,7 +42,7 @@ func (s *Store) BeginAs(r *Record, survives Survival, prepared *plainfile.Unname
 	switch {
 	case err != nil:
 	case survives == AtOnce:
-		err = errors.Join(f.Close(), plainfile.SyncDir(s.dir))
+		err = joined.Errors(f.Close(), plainfile.SyncDir(s.dir))
 	case survives == Never:
 		err = f.Close()
 	default:
@@ -50,7 +50,7 @@ func (s *Store) BeginAs(r *Record, survives Survival, prepared *plainfile.Unname
 		go func() {
 			defer close(p.done)
 			// One after the other: some file systems take twice as long for both at once.
-			p.failed = r.inRecord(errors.Join(s.Sync(f), f.Close(), plainfile.SyncDir(s.dir)))
+			p.failed = r.inRecord(joined.Errors(s.Sync(f), f.Close(), plainfile.SyncDir(s.dir)))
 		}()
 	}
 	return p, r.inRecord(err)
@@ -116,7 +116,7 @@ func (s *Store) begin(r *Record, durably bool, prepared *plainfile.Unnamed) (*os
 		err = os.Rename(tmp, path)
 	}
 	if err != nil {
-		return nil, errors.Join(err, f.Close(), remove(tmp))
+		return nil, joined.Errors(err, f.Close(), remove(tmp))
 	}
 	return f, nil
 }

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/thread"
 )
 
@@ -184,7 +185,7 @@ func namesIn(dir string) (names []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, d.Close()) }()
+	defer func() { err = joined.Errors(err, d.Close()) }()
 	return d.Readdirnames(-1)
 }
 

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
 
@@ -147,7 +148,7 @@ func (s Holds) Forget(id ID, networks ...string) error {
 	for _, h := range all {
 		if h.Container == id {
 			_, derr := s.Delete(h)
-			err = errors.Join(err, derr)
+			err = joined.Errors(err, derr)
 		}
 	}
 	return err

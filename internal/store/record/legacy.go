@@ -1,9 +1,10 @@
 package record
 
 import (
-	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // Versions before 2027 had pools, which made containers ahead of time under IDs of their
@@ -52,7 +53,7 @@ func Orphans(found []Found, alive func(*Record) (bool, error)) (rest []Found, st
 		lives, err := alive(f.Record)
 		switch {
 		case err != nil:
-			f.Err = errors.Join(f.Err, err)
+			f.Err = joined.Errors(f.Err, err)
 		case lives && !failed(f.Record):
 			continue
 		case f.Err != nil:

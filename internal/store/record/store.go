@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
 
@@ -277,7 +278,7 @@ func (s *Store) SyncDir(dir string) error {
 	if err != nil {
 		return ignoreMissing(err)
 	}
-	return errors.Join(s.Sync(d), d.Close())
+	return joined.Errors(s.Sync(d), d.Close())
 }
 
 func ignoreMissing(err error) error {

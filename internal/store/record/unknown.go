@@ -2,9 +2,10 @@ package record
 
 import (
 	"encoding/json"
-	"errors"
 	"reflect"
 	"strings"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // members are the fields of a JSON object that this version does not know. A
@@ -49,7 +50,7 @@ func decodeEach(data []byte, v reflect.Value) error {
 		err := json.Unmarshal(data, &parts)
 		for i, part := range parts {
 			v.Set(reflect.Append(v, reflect.Zero(v.Type().Elem())))
-			err = errors.Join(err, decodeEach(part, v.Index(i)))
+			err = joined.Errors(err, decodeEach(part, v.Index(i)))
 		}
 		return err
 	}
@@ -63,7 +64,7 @@ func decodeEach(data []byte, v reflect.Value) error {
 		name := nameOf(v, i)
 		for member, value := range all {
 			if name != "" && strings.EqualFold(member, name) {
-				err = errors.Join(err, decodeEach(value, v.Field(i)))
+				err = joined.Errors(err, decodeEach(value, v.Field(i)))
 				delete(all, member)
 			}
 		}
@@ -81,7 +82,7 @@ func encodeWhole(v reflect.Value) (json.RawMessage, error) {
 		var err error
 		for i := range parts {
 			part, perr := encodeWhole(v.Index(i))
-			parts[i], err = part, errors.Join(err, perr)
+			parts[i], err = part, joined.Errors(err, perr)
 		}
 		if err != nil {
 			return nil, err
@@ -100,7 +101,7 @@ func encodeWhole(v reflect.Value) (json.RawMessage, error) {
 		if _, there := all[name]; there && name != "" {
 			var ferr error
 			all[name], ferr = encodeWhole(v.Field(i))
-			err = errors.Join(err, ferr)
+			err = joined.Errors(err, ferr)
 		}
 	}
 	for member, value := range *k.kept() {

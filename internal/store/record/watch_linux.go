@@ -9,6 +9,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // Watch notices which files of one directory have changed, by inotify(7). When it has lost
@@ -40,7 +42,7 @@ func watch(dir string, mask uint32) (*Watch, error) {
 	}
 	w := &Watch{dir, os.NewFile(uintptr(fd), "inotify"), make([]byte, 16<<10)}
 	if _, err := unix.InotifyAddWatch(fd, dir, mask); err != nil {
-		return nil, errors.Join(fmt.Errorf("watch %s: %w", dir, err), w.Close())
+		return nil, joined.Errors(fmt.Errorf("watch %s: %w", dir, err), w.Close())
 	}
 	return w, nil
 }
@@ -53,7 +55,7 @@ func (w *Watch) Now() (c Changes, err error) {
 	}
 	var failed error
 	err = raw.Control(func(fd uintptr) { failed = w.drain(int(fd), &c) })
-	if err = errors.Join(err, failed); err != nil {
+	if err = joined.Errors(err, failed); err != nil {
 		return c, fmt.Errorf("watch %s: %w", w.dir, err)
 	}
 	return c, nil

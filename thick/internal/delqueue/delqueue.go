@@ -24,6 +24,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
 
@@ -117,9 +118,9 @@ func (q *Queue) makeDir() error {
 		return err
 	}
 	parent := filepath.Dir(q.dir)
-	err = errors.Join(os.MkdirAll(parent, 0o755), ignore(os.Mkdir(q.dir, 0o700), fs.ErrExist))
+	err = joined.Errors(os.MkdirAll(parent, 0o755), ignore(os.Mkdir(q.dir, 0o700), fs.ErrExist))
 	if err == nil {
-		err = errors.Join(q.before("sync parent"), plainfile.SyncDir(parent))
+		err = joined.Errors(q.before("sync parent"), plainfile.SyncDir(parent))
 	}
 	if err != nil {
 		return err
@@ -165,8 +166,8 @@ func (q *Queue) add(file string, data []byte) error {
 	if err := plainfile.Replace(filepath.Join(q.dir, file), data, 0o600); err != nil {
 		return err
 	}
-	if err := errors.Join(q.before("sync directory"), plainfile.SyncDir(q.dir)); err != nil {
-		return errors.Join(err, q.remove(file))
+	if err := joined.Errors(q.before("sync directory"), plainfile.SyncDir(q.dir)); err != nil {
+		return joined.Errors(err, q.remove(file))
 	}
 	return nil
 }
@@ -221,7 +222,7 @@ func (q *Queue) List() ([]*Entry, error) {
 	now, err := Now()
 	errs = append(errs, err)
 	slices.SortStableFunc(all, func(a, b *Entry) int { return a.At.order(b.At, now.Boot) })
-	return all, errors.Join(errs...)
+	return all, joined.Errors(errs...)
 }
 
 // removeStale deletes a half-written file unless its writer may live: one that lost it would
@@ -259,7 +260,7 @@ func (q *Queue) setAside(file string, why error) error {
 	path := filepath.Join(q.dir, file)
 	err := fmt.Errorf("%s: %w", path, why)
 	if errors.Is(why, ErrBad) {
-		err = errors.Join(err, os.Rename(path, strings.TrimSuffix(path, entryExt)+damagedExt))
+		err = joined.Errors(err, os.Rename(path, strings.TrimSuffix(path, entryExt)+damagedExt))
 	}
 	return err
 }
