@@ -1,5 +1,5 @@
 // First attaches a container to a network, prints its address, and detaches it. The README
-// quotes this program. It needs Linux and root, and no plugin on the machine:
+// quotes this program. It needs Linux and root:
 //
 //	go run ./examples/first
 package main
@@ -13,8 +13,8 @@ import (
 )
 
 const podnet = `{"cniVersion": "1.0.0", "name": "podnet", "plugins": [
-  {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true,
-   "ipam": {"type": "host-local", "subnet": "10.88.0.0/16", "routes": [{"dst": "0.0.0.0/0"}]}},
+  {"type": "bridge", "bridge": "podnet0", "isDefaultGateway": true, "ipMasq": true,
+   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.123.0.0/24"}]]}},
   {"type": "portmap", "capabilities": {"portMappings": true}}]}`
 
 func main() {
@@ -23,7 +23,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if _, err := rt.Recover(ctx); err != nil { // ends what a crash has left
+	if _, err := rt.Recover(ctx); err != nil { // after a crash or a reboot
 		log.Fatal(err)
 	}
 	result, err := rt.Setup(ctx, "web-1", "", cni.WithNewNetNS(),
@@ -31,8 +31,8 @@ func main() {
 	if err != nil {
 		log.Fatal(err) // nothing is attached
 	}
-	fmt.Println(result.NetNS, "has", result.IPv4().Prefix)
+	fmt.Println("web-1 has", result.IPv4().Prefix, "in", result.NetNS)
 	if err := rt.Remove(ctx, "web-1", ""); err != nil {
-		log.Fatal(err) // it says what is left
+		log.Fatal(err)
 	}
 }
