@@ -184,7 +184,7 @@ func compile(t *testing.T, blocks []block) {
 		path := fmt.Sprintf("%s/%d.go", dir, n)
 		expect.NoError(t, os.WriteFile(path, []byte(source), 0o600))
 		name := fmt.Sprintf("./internal/blocks%d", n)
-		overlay.Replace[expect.Value(filepath.Abs(name + "/block.go"))(t)] = path
+		overlay.Replace[expect.Value(filepath.Abs(name+"/block.go"))(t)] = path
 		packages = append(packages, name)
 	}
 	if len(blocks) == 0 {
