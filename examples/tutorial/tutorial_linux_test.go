@@ -14,7 +14,32 @@ import (
 	"github.com/embedcni/cni/internal/sandbox"
 )
 
-func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(sandbox.Main(m, sandbox.Before(download))) }
+
+// download has the go command fetch what the reader's go get will need, while there is a network.
+func download() (none []string, err error) {
+	dir, err := os.MkdirTemp("", "tutorial")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		return nil, err
+	}
+	for _, command := range []string{"go mod init tutorial", replace + root, "go get github.com/embedcni/cni@v0.0.0"} {
+		words := strings.Fields(command)
+		cmd := exec.Command(words[0], words[1:]...)
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("%s: %w\n%s", command, err, out)
+		}
+	}
+	return nil, nil
+}
+
+// replace has the module be this tree.
+const replace = "go mod edit -replace github.com/embedcni/cni="
 
 const page = "../../docs/tutorial.md"
 
@@ -37,7 +62,6 @@ func TestTutorial(t *testing.T) {
 
 	cmd := exec.CommandContext(t.Context(), "sh", "-e", "outside.sh")
 	cmd.Dir = dir
-	// The module is this tree, and its requirements are where this test's came from.
 	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOPROXY=off", "GOSUMDB=off", "GOWORK=off")
 	var printed, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &printed, &said
@@ -109,7 +133,7 @@ func session(t *testing.T, blocks []block, dir, root string) (outside, inside, w
 					shell = 1
 				case strings.HasPrefix(line, "go mod init "):
 					run(line)
-					run("go mod edit -replace github.com/embedcni/cni=" + root)
+					run(replace + root)
 				default:
 					run(line)
 				}
