@@ -246,7 +246,7 @@ func imports(file *ast.File) string {
 // TestReadmeNamesCallsThatExist: each name in a table or a sentence that looks like Go is one.
 func TestReadmeNamesCallsThatExist(t *testing.T) {
 	exported := map[string]bool{}
-	for _, dir := range []string{".", "guard", "netconf", "reconcile"} {
+	for _, dir := range []string{".", "cnitest", "guard", "netconf", "reconcile"} {
 		set := token.NewFileSet()
 		var files []*ast.File
 		for _, name := range expect.Value(filepath.Glob(dir + "/*.go"))(t) {
