@@ -1,4 +1,4 @@
-package cni
+package cni_test
 
 import (
 	"fmt"
