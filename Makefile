@@ -120,7 +120,7 @@ faults: deps
 		-crowd $(CROWD) -living-rounds $(LIVING_ROUNDS) -repair-kills $(REPAIR_KILLS) -guard-kills $(GUARD_KILLS) -pattern-rounds $(PATTERN_ROUNDS) -rule-changes $(RULE_CHANGES) -rule-containers 100 -rule-limit 1s -cuts 0 -cost-rounds 1000 -table $(FAULTS_TABLE); \
 	status=$$?; cat $(FAULTS_TABLE); exit $$status
 
-# Who is how fast, in one run: bench/results, and the README's section. At most
+# Who is how fast, in one run: bench/results, the README's table and docs/cost.md. At most
 # BENCH_BUDGET, which is 27 minutes, or 3 with BENCH_QUICK=1. netavark takes part
 # where it is installed (Debian has it).
 BENCH_QUICK    ?=
@@ -131,7 +131,7 @@ BENCH_ONLY     ?=
 BENCH_DIR      ?=
 bench: deps
 	cd bench && $(GO) run . $(if $(BENCH_QUICK),-quick) -rounds $(BENCH_ROUNDS) -budget $(BENCH_BUDGET) \
-		-seed $(BENCH_SEED) -only "$(BENCH_ONLY)" -dir "$(abspath $(BENCH_DIR))" -readme ../README.md
+		-seed $(BENCH_SEED) -only "$(BENCH_ONLY)" -dir "$(abspath $(BENCH_DIR))" -docs ..
 
 # How long the shim takes from start to end, beside Multus' shim and a reference plugin:
 # as ratios in one run. The first one builds Multus' shim, with Kubernetes' client.

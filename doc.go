@@ -19,7 +19,7 @@
 // recorded and not wanted. A program written for github.com/containerd/go-cni
 // compiles unchanged, and need not call Recover or GC: Setup and Remove end the
 // plugins of a dead runtime and clear dead attachments, and abandoned containers are
-// removed in the background (see WithoutReaping). README.md lists the differences.
+// removed in the background (see WithoutReaping). docs/go-cni.md lists the differences.
 //
 // # Health and repair
 //

@@ -13,7 +13,10 @@
 // a sandbox that vanishes at the end, so the machine itself is never changed.
 //
 // Bench writes into the directory -out: results.json with the measurements,
-// results.md with tables, and results.txt, the measurements in the format of
-// Go's benchmarks, for benchstat. All but the first, and the README's section, are
-// generated from results.json alone.
+// importers.json with what programs link, results.md with tables, and results.txt,
+// the measurements in the format of Go's benchmarks, for benchstat. With -docs it
+// writes the README's table, docs/cost.md and docs/cost.svg too. All but the first
+// two are made from these alone, and -from-results makes them again:
+//
+//	cd bench && go run . -from-results -docs ..
 package main

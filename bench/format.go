@@ -45,6 +45,15 @@ func micros(v float64) string {
 	return digits(math.Round(v)) + " µs"
 }
 
+// perSecond formats the number of containers in a second, of which each takes so many
+// microseconds.
+func perSecond(v float64) string {
+	if v == 0 {
+		return "–"
+	}
+	return digits(1e6/v) + " a second"
+}
+
 // times formats a ratio.
 func times(a, b float64) string {
 	if a == 0 || b == 0 {

@@ -22,24 +22,24 @@ import (
 
 // options are the command's flags.
 type options struct {
-	out, readme, dir, only string
-	budget                 time.Duration
-	seed                   uint64
-	render                 bool
-	effort                 effort
+	out, docs, dir, only string
+	budget               time.Duration
+	seed                 uint64
+	fromResults          bool
+	effort               effort
 }
 
 func parseFlags() options {
 	o := options{effort: fullEffort}
-	flag.StringVar(&o.out, "out", "results", "write results.json, results.md and results.txt into `DIR`")
-	flag.StringVar(&o.readme, "readme", "", "write the summary between the marks of this `FILE` too")
+	flag.StringVar(&o.out, "out", "results", "write results.json, importers.json, results.md and results.txt into `DIR`")
+	flag.StringVar(&o.docs, "docs", "", "write the README's table, docs/cost.md and docs/cost.svg of the repository in `DIR` too")
 	flag.StringVar(&o.dir, "dir", "", "keep the containers' state in a directory below `DIR` (default: that of temporary files)")
 	quick := flag.Bool("quick", false, "take some three minutes, and fewer rounds")
 	rounds := flag.Int("rounds", 0, "the `NUMBER` of rounds of the fast scenarios (default: 40; 10 with -quick)")
 	flag.DurationVar(&o.budget, "budget", 0, "leave out rounds to be ready after this `TIME` (default: 27m; 3m with -quick)")
 	flag.Uint64Var(&o.seed, "seed", 0, "draw the contenders' order with this `NUMBER` (default: another each time)")
 	flag.StringVar(&o.only, "only", "", "run only these `SCENARIOS`, separated by commas")
-	flag.BoolVar(&o.render, "render", false, "measure nothing, and make the tables of the results.json that is there")
+	flag.BoolVar(&o.fromResults, "from-results", false, "measure nothing, and write the documents from the figures that are there")
 	flag.Parse()
 	budget := 27 * time.Minute
 	if *quick {
@@ -68,10 +68,13 @@ func main() {
 func run(o options) (code int, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if o.render {
-		return 0, render(o)
+	if o.fromResults {
+		return 0, render(o.out, o.docs)
 	}
 	inside, code, err := sandbox.Reexec(sandbox.Before(func() ([]string, error) {
+		if err := weighInto(ctx, o.out); err != nil {
+			return nil, err
+		}
 		return refplugins.Env(ctx, os.Stderr)
 	}))
 	if err != nil || !inside {
@@ -81,17 +84,19 @@ func run(o options) (code int, err error) {
 	if err != nil {
 		return 1, err
 	}
-	data, err := r.encode()
+	if err := writeFigures(filepath.Join(o.out, resultsFile), r); err != nil {
+		return 1, err
+	}
+	return 0, errors.Join(render(o.out, o.docs), r.complete())
+}
+
+// weighInto measures what importers link, where there is a network.
+func weighInto(ctx context.Context, dir string) error {
+	found, err := weigh(ctx)
 	if err != nil {
-		return 1, err
+		return err
 	}
-	if err := os.MkdirAll(o.out, 0o755); err != nil {
-		return 1, err
-	}
-	if err := os.WriteFile(filepath.Join(o.out, "results.json"), data, 0o644); err != nil {
-		return 1, err
-	}
-	return 0, errors.Join(render(o), r.complete())
+	return writeFigures(filepath.Join(dir, importersFile), found)
 }
 
 // measureAll runs the plan in a temporary directory.
@@ -144,34 +149,4 @@ func selected(all []scenario, only string) ([]scenario, error) {
 		chosen = append(chosen, all[i])
 	}
 	return chosen, nil
-}
-
-// render writes the files that are generated from results.json.
-func render(o options) error {
-	data, err := os.ReadFile(filepath.Join(o.out, "results.json"))
-	if err != nil {
-		return err
-	}
-	r, err := parseResults(data)
-	if err != nil {
-		return err
-	}
-	for name, text := range r.files() {
-		path := filepath.Join(o.out, name)
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			return err
-		}
-	}
-	if o.readme == "" {
-		return nil
-	}
-	text, err := os.ReadFile(o.readme)
-	if err != nil {
-		return err
-	}
-	replaced, err := replaceSection(string(text), r.summarySection())
-	if err != nil {
-		return fmt.Errorf("%s: %w", o.readme, err)
-	}
-	return os.WriteFile(o.readme, []byte(replaced), 0o644)
 }

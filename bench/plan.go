@@ -23,10 +23,19 @@ type contender struct {
 
 // String returns the contender's name in tables.
 func (c contender) String() string {
-	if c.Backend != "" {
-		return string(c.Kind) + ", " + c.Backend
+	name := string(c.Kind)
+	switch c.Kind {
+	case kindOneLine:
+		name = "embedcni, import path changed"
+	case kindDisk:
+		name = "embedcni, executables"
+	case kindInProcess:
+		return "embedcni, built-in plugins" // they have one backend
 	}
-	return string(c.Kind)
+	if c.Backend != "" {
+		name += ", " + c.Backend
+	}
+	return name
 }
 
 // executes reports whether an ADD to a bridge starts programs. Such a contender

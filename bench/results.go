@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 )
@@ -87,15 +89,38 @@ func (r *results) complete() error {
 	return errors.Join(errs...)
 }
 
-func parseResults(data []byte) (*results, error) {
-	r := &results{}
-	return r, json.Unmarshal(data, r)
+// The files with what was measured.
+const (
+	resultsFile   = "results.json"
+	importersFile = "importers.json"
+)
+
+func readJSON(path string, into any) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
 }
 
-// encode returns results.json in a form whose diffs are readable: each array of numbers
+func writeFigures(path string, figures any) error {
+	data, err := encode(figures)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, data, 0o644)
+}
+
+// encode returns figures in a form whose diffs are readable: each array of numbers
 // is on one line.
-func (r *results) encode() ([]byte, error) {
-	data, err := json.MarshalIndent(r, "", "\t")
+func encode(figures any) ([]byte, error) {
+	data, err := json.MarshalIndent(figures, "", "\t")
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +135,7 @@ func (r *results) benchmarks() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "goos: linux\ncpu: %s\n", r.Machine.CPU)
 	for _, s := range r.Series {
-		name := strings.ReplaceAll(s.Contender.String(), " ", "_")
+		name := strings.ReplaceAll(strings.TrimSuffix(string(s.Contender.Kind)+", "+s.Contender.Backend, ", "), " ", "_")
 		for _, us := range s.each() {
 			fmt.Fprintf(&b, "Benchmark%s/scenario=%s/attached=%d/contender=%s %d %.0f ns/op\n", s.Verb, s.Scenario, s.Attached, name, s.AtOnce, us*1000)
 		}

@@ -1,6 +1,11 @@
 package main
 
 import (
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -65,15 +70,90 @@ func TestTargets(t *testing.T) {
 	}
 }
 
+// written returns the texts that are made of the sample, by the names of their files.
+func written(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{"results.md": sample().markdown()}
+	for path, text := range expect.Value(documents(sample(), weighed(), sectionBegin+sectionEnd))(t) {
+		all[filepath.Base(path)] = text
+	}
+	return all
+}
+
+func weighed() *importers {
+	return &importers{Date: "2026-01-02", Go: "go1.25", Arch: "amd64", Programs: []importer{
+		{Contender: goCNI, Bytes: 6_000_000, Modules: 10, Packages: 20, Lines: 3000, Own: 1000},
+		{Contender: ours, Bytes: 9_500_000, Modules: 8, Packages: 60, Lines: 40_000, Own: 20_000},
+	}}
+}
+
+func TestReadmeHasOneRow(t *testing.T) {
+	want := sectionBegin + `| default conflist: bridge, ipMasq, portmap, firewall, tuning | ADD | DEL | 64 at once |
+|---|---:|---:|---:|
+| go-cni / embedcni, built-in plugins | 100 / 4 ms | 100 / 4 ms | 10 / 250 a second |
+` + sectionEnd
+	expect.Same(t, "README.md", written(t)["README.md"], want)
+}
+
+func TestImportersAreComparedWithTheFirst(t *testing.T) {
+	want := `|  | bytes | more than go-cni | lines of the library | with its dependencies | packages | modules |
+|---|---:|---:|---:|---:|---:|---:|
+| go-cni | 6 MB | – | 1,000 | 3,000 | 20 | 10 |
+| embedcni, built-in plugins | 9.5 MB | 3.5 MB | 20,000 | 40,000 | 60 | 8 |
+
+The program makes go-cni's seven calls and is stripped (linux/amd64, go1.25, 2026-01-02). Lines are those of code, without comments; the standard library does not count.
+`
+	expect.Same(t, "table", weighed().markdown(), want)
+}
+
+func TestAcrossIsLogarithmic(t *testing.T) {
+	middle := math.Sqrt(axisLeast * axisMost)
+	for us, want := range map[float64]float64{
+		axisLeast: plotLeft, middle: (plotLeft + plotRight) / 2, axisMost: plotRight, axisLeast / 2: plotLeft, axisMost * 2: plotRight,
+	} {
+		expect.Same(t, fmt.Sprint("place of ", us), math.Round(across(us)), float64(want))
+	}
+}
+
+func TestPlotIsWellFormed(t *testing.T) {
+	for dec := xml.NewDecoder(strings.NewReader(sample().plot())); ; {
+		if _, err := dec.Token(); errors.Is(err, io.EOF) {
+			break
+		} else {
+			expect.NoError(t, err)
+		}
+	}
+	expect.Contains(t, "plot", sample().plot(), ">4 ms, 25× as fast<")
+}
+
+func TestImporterIsCounted(t *testing.T) {
+	const library = "github.com/containernetworking/cni"
+	file := filepath.Join(t.TempDir(), "main.go")
+	expect.NoError(t, os.WriteFile(file, []byte("package main\n\nimport _ \""+library+"/pkg/utils\"\n\nfunc main() {}\n"), 0o644))
+	var got importer
+	expect.NoError(t, got.count(t.Context(), file, library))
+	expect.That(t, got.Own > 0, "the library has %d lines", got.Own)
+	got.Own, got.Lines = 0, got.Lines-got.Own
+	expect.Same(t, "the package, those that it imports, and other lines", got, importer{Modules: 1, Packages: 2})
+}
+
+func TestCodeLines(t *testing.T) {
+	source := "// Package x.\npackage x\n\nvar a = `1\n2\n3` // three\n/* none */\nfunc f() {}\n"
+	expect.Same(t, "lines", codeLines([]byte(source)), 5)
+}
+
 func TestPeersThatAreMissingSaySo(t *testing.T) {
-	for name, text := range map[string]string{"results.md": sample().markdown(), "README.md": sample().summarySection()} {
-		expect.Contains(t, name, text, "| netavark | missing: not installed \\| here |")
+	for name, want := range map[string]string{
+		"results.md": "| netavark | missing: not installed \\| here |",
+		"cost.md":    "netavark (not installed \\| here)",
+	} {
+		expect.Contains(t, name, written(t)[name], want)
 	}
 }
 
 // TestTablesAreRectangular counts the cells of every row.
 func TestTablesAreRectangular(t *testing.T) {
-	for name, text := range map[string]string{"results.md": sample().markdown(), "README.md": sample().summarySection()} {
+	for name, text := range written(t) {
 		want := 0
 		for line := range strings.Lines(text) {
 			line = strings.ReplaceAll(line, `\|`, "")
@@ -92,11 +172,12 @@ func TestTablesAreRectangular(t *testing.T) {
 }
 
 func TestResultsSurviveTheFile(t *testing.T) {
-	r := sample()
-	data := expect.Value(r.encode())(t)
-	again := expect.Value(parseResults(data))(t)
-	expect.Same(t, "markdown", again.markdown(), r.markdown())
-	expect.Lacks(t, "durations take a line each", string(data), "[\n\t\t\t\t100000")
+	r, path := sample(), filepath.Join(t.TempDir(), "figures")
+	expect.NoError(t, writeFigures(path, r))
+	again := &results{}
+	expect.NoError(t, readJSON(path, again))
+	expect.Same(t, "results", again, r)
+	expect.Lacks(t, "durations take a line each", string(expect.Value(os.ReadFile(path))(t)), "[\n\t\t\t\t100000")
 }
 
 func TestRequiredContenders(t *testing.T) {
@@ -108,7 +189,7 @@ func TestRequiredContenders(t *testing.T) {
 	}
 	expect.NoError(t, r.complete()) // peers are no error
 	r.Absent = append(r.Absent, absent{Scenario: "nat", Contender: oursSets, Why: "no plugin"})
-	expect.Says(t, "does tell", r.complete(), "ours in process, nftables sets: no plugin")
+	expect.Says(t, "does tell", r.complete(), "embedcni, built-in plugins: no plugin")
 }
 
 func TestFiguresAreInTheFormatOfBenchstat(t *testing.T) {
@@ -125,27 +206,14 @@ func TestReplaceSection(t *testing.T) {
 	}
 }
 
-// TestCommittedFilesAreGeneratedFromTheFigures checks that tables, plot and README
-// agree with results.json.
-func TestCommittedFilesAreGeneratedFromTheFigures(t *testing.T) {
-	read := func(name string) string {
-		data := expect.Value(os.ReadFile(name))(t)
-		return string(data)
-	}
-	r := expect.Value(parseResults([]byte(read(filepath.Join("results", "results.json")))))(t)
-	readme := read(filepath.Join("..", "README.md"))
-	section := expect.Value(replaceSection(readme, r.summarySection()))(t)
-	want := r.files()
-	delete(want, "results.txt")
-	want["README.md"] = section
-	for name, text := range want {
-		path := filepath.Join("results", name)
-		if name == "README.md" {
-			path = filepath.Join("..", name)
-		}
-		committed := expect.Value(os.ReadFile(path))(t)
-		if string(committed) != text {
-			t.Errorf("%s differs from results.json: run go run . -render -readme ../README.md", path)
-		}
+// TestDocumentsAreThoseOfTheFigures compares what is committed with bench/results.
+func TestDocumentsAreThoseOfTheFigures(t *testing.T) {
+	r, i, err := readFigures("results")
+	expect.NoError(t, err)
+	read := func(path string) string { return string(expect.Value(os.ReadFile(path))(t)) }
+	want := expect.Value(documents(r, i, read("../README.md")))(t)
+	want["bench/results/results.md"] = r.markdown()
+	for path, text := range want {
+		expect.That(t, read(filepath.Join("..", path)) == text, "%s is not that of the figures: run go run . -from-results -docs ..", path)
 	}
 }

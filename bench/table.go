@@ -8,12 +8,6 @@ import (
 	"strings"
 )
 
-// files returns the texts of the generated files by name. The one for benchstat is not
-// committed.
-func (r *results) files() map[string]string {
-	return map[string]string{"results.md": r.markdown(), "results.txt": r.benchmarks()}
-}
-
 // markdown returns results.md.
 func (r *results) markdown() string {
 	var b strings.Builder

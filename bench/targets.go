@@ -24,7 +24,7 @@ type target struct {
 // floor, how much more with many attached, and how little a program that changes one
 // line pays.
 func targets() []target {
-	const faster, user = "faster than go-cni", "go-cni's user who changes one line"
+	const faster, user = "faster than go-cni", "import path changed"
 	figureOf := func(scenario string, attached int, verb string) func(contender) figure {
 		return func(c contender) figure { return figure{scenario, c, verb, attached} }
 	}

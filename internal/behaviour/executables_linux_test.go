@@ -303,7 +303,7 @@ func (h *realHost) useLegacy(t *testing.T) {
 	t.Setenv("XTABLES_LOCKFILE", lock)
 }
 
-// TestFault_F61_TheCapabilitiesThatAreNamedSuffice: README's list of privileges
+// TestFault_F61_TheCapabilitiesThatAreNamedSuffice: the list of privileges in docs/deployment.md
 // is complete. A user other than root needs CAP_NET_ADMIN and CAP_SYS_ADMIN; legacy iptables
 // needs one more capability and its lock.
 func TestFault_F61_TheCapabilitiesThatAreNamedSuffice(t *testing.T) {
