@@ -55,10 +55,13 @@ const (
 func (a *app) options() []cni.Opt {
 	f := &a.flags
 	opts := []cni.Opt{
-		cni.WithOwner(f.owner), cni.WithStateDir(f.stateDir), cni.WithPluginConfDir(f.confDir),
+		cni.WithStateDir(f.stateDir), cni.WithPluginConfDir(f.confDir),
 		// An operator's command removes only what it is told to.
 		cni.WithoutReaping(),
 		cni.WithLogger(a.logger()), cni.WithObserver(a.observe),
+	}
+	if f.owner != "" {
+		opts = append(opts, cni.WithOwner(f.owner))
 	}
 	if dirs := a.pluginDirs(); len(dirs) > 0 {
 		opts = append(opts, cni.WithPluginDir(dirs))

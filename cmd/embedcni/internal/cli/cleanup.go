@@ -39,6 +39,7 @@ is on no record is named with its network and interface. A live container loses 
 --yes it changes nothing and lists what it would remove.`,
 		Example: `  embedcni cleanup web-7
   embedcni cleanup web-7 pods eth0 --address 10.1.0.7 --yes`,
+		Annotations: map[string]string{takesNoOwner: ""},
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 && len(args) != 3 {
 				return fmt.Errorf("%d arguments are given: it wants the ID of a container, and perhaps a network and an interface", len(args))

@@ -86,8 +86,8 @@ func (a *app) gc(ctx context.Context, args []string, f gcFlags) error {
 		return errors.Join(err, printed)
 	}
 	if err == nil && len(v.Failed) > 0 {
-		return advise(errors.New(plural(len(v.Failed), "container")+" could not be removed; the records stay"),
-			"Mend the cause and run it again; 'embedcni cleanup ID' removes by force what its plugins cannot.")
+		return advise(errors.New(plural(len(v.Failed), "container")+" could not be removed"),
+			"The records stay. Mend the cause and run it again; 'embedcni cleanup ID' removes by force what its plugins cannot.")
 	}
 	return err
 }

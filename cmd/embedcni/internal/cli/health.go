@@ -31,15 +31,22 @@ type differenceView struct {
 	Wanted     string `json:"wanted,omitempty"`
 	Found      string `json:"found,omitempty"`
 	Repairable bool   `json:"repairable"`
-	Why        string `json:"why,omitempty"` // it is not repairable
-	Error      string `json:"error,omitempty"`
+	Why        string `json:"why,omitempty"`   // it is not repairable
+	Error      string `json:"error,omitempty"` // of CHECK, if the kind is check
 }
 
+// kindCheck is the kind of a difference that only the plugin's CHECK knows.
+const kindCheck = "check"
+
 func viewDifference(d cni.Difference) differenceView {
-	return differenceView{
+	v := differenceView{
 		Network: d.Network, IfName: d.IfName, Plugin: d.Plugin, Kind: d.Kind, Inside: d.Inside, Object: d.Object,
-		Wanted: d.Wanted, Found: d.Found, Repairable: d.Repairable, Why: d.Why, Error: textOf(d.Err),
+		Wanted: d.Wanted, Found: d.Found, Repairable: d.Repairable, Why: d.Why,
 	}
+	if d.Kind == kindCheck { // of the others it only says again what is missing
+		v.Error = textOf(d.Err)
+	}
+	return v
 }
 
 // part names what is different, and how.
@@ -52,7 +59,7 @@ func (d differenceView) part() string {
 		text += " in the container"
 	}
 	switch {
-	case d.Kind == "check":
+	case d.Kind == kindCheck:
 		return d.Error
 	case d.Found == "":
 		return text + " is missing"

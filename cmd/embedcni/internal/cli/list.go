@@ -183,7 +183,11 @@ func (a *app) noteOthers(others map[string]int) {
 	}
 	var counts []string
 	for _, owner := range slices.Sorted(maps.Keys(others)) {
-		counts = append(counts, fmt.Sprintf("%s has %s", owner, plural(others[owner], "attachment")))
+		if owner == "" {
+			counts = append(counts, plural(others[owner], "record")+" without a legible owner")
+			continue
+		}
+		counts = append(counts, plural(others[owner], "attachment")+" of "+owner)
 	}
 	fmt.Fprintf(a.Err, "Not shown: %s. See --all-owners.\n", strings.Join(counts, ", "))
 }

@@ -33,7 +33,8 @@ configuration is needed. If anything remains, the record stays, and remove may b
 All IDs are looked up before anything is removed.`,
 		Example: `  embedcni remove web-7 web-8
   embedcni remove web-7 --owner nomad`,
-		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeIDs(false),
+		Annotations: map[string]string{takesNoOwner: ""},
+		Args:        cobra.MinimumNArgs(1), ValidArgsFunction: a.completeIDs(false),
 		RunE: func(cmd *cobra.Command, ids []string) error { return a.remove(cmd.Context(), ids) },
 	}
 }
@@ -67,7 +68,7 @@ func (a *app) removed(ctx context.Context, rt *cni.Runtime, all []container) err
 	if failed == 0 {
 		return nil
 	}
-	return advise(errors.New(plural(failed, "container")+" could not be removed; the records stay"), "%s", firstAdvice(views))
+	return advise(errors.New(plural(failed, "container")+" could not be removed"), "%s", firstAdvice(views))
 }
 
 func firstAdvice(views []removeView) string {
@@ -113,6 +114,9 @@ func removeOne(ctx context.Context, rt *cni.Runtime, c container) removeView {
 	if errors.As(err, &left) {
 		v.Left = append(v.Left, left.Left...)
 		v.advice = leftoverAdvice(left)
+		if err = left.Err; err == nil {
+			err = errors.New("something remains")
+		}
 	}
 	v.Removed, v.Error = err == nil, textOf(err)
 	return v

@@ -55,7 +55,7 @@ Exit codes:
 
 ` + indent(exitCodes),
 		SilenceUsage: true, SilenceErrors: true,
-		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.flags.validate() },
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.flags.validate(cmd) },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError("%w", err) })
 	root.AddGroup(
@@ -105,11 +105,15 @@ func (a *app) variable(name, otherwise string) string {
 	return otherwise
 }
 
-func (f *flags) validate() error {
+// takesNoOwner is the annotation of commands that take --owner '': they can do without the
+// owner of a record that is damaged.
+const takesNoOwner = "takesNoOwner"
+
+func (f *flags) validate(cmd *cobra.Command) error {
 	if !slices.Contains([]string{"auto", "always", "never"}, f.color) {
 		return usageError("--color %q is none of auto, always, never", f.color)
 	}
-	if f.owner == "" {
+	if _, ok := cmd.Annotations[takesNoOwner]; f.owner == "" && !ok {
 		return usageError("--owner is empty: name a program, as 'embedcni list --all-owners' does")
 	}
 	if f.builtin == "" {
