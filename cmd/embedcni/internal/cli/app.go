@@ -38,7 +38,7 @@ type app struct {
 // flags are those of every command.
 type flags struct {
 	stateDir, recordDir, confDir string
-	pluginDirs                   []string
+	pluginDirs                   string // a list, as CNI_PATH
 	owner, builtin, hostNetNS    string
 	json                         bool
 	color                        string
@@ -63,7 +63,7 @@ func (a *app) options() []cni.Opt {
 	if f.owner != "" {
 		opts = append(opts, cni.WithOwner(f.owner))
 	}
-	if dirs := a.pluginDirs(); len(dirs) > 0 {
+	if dirs := filepath.SplitList(f.pluginDirs); len(dirs) > 0 {
 		opts = append(opts, cni.WithPluginDir(dirs))
 	}
 	if f.recordDir != "" {
@@ -81,14 +81,6 @@ func (a *app) options() []cni.Opt {
 		opts = append(opts, cni.WithBuiltinPlugins(strings.Split(f.builtin, ",")...))
 	}
 	return opts
-}
-
-// pluginDirs are the directories of the flag, each of which may be a list as in CNI_PATH.
-func (a *app) pluginDirs() (dirs []string) {
-	for _, list := range a.flags.pluginDirs {
-		dirs = append(dirs, filepath.SplitList(list)...)
-	}
-	return dirs
 }
 
 // open returns a Runtime without networks: enough for everything that goes by the records.

@@ -28,7 +28,7 @@ func newCleanupCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "cleanup ID [NETWORK IFNAME]",
 		GroupID: groupChange,
-		Short:   "Removes by force what an attachment has left, without its plugins; without --yes it only lists it.",
+		Short:   "Removes by force what an attachment has left (with --yes).",
 		Long: `Cleanup is for an attachment that remove cannot end, because its plugin or configuration is
 gone for good, and for leftovers of another runtime: it runs no plugin, and removes what the
 reference plugins leave, and the record. What other plugins have left stays, and nobody

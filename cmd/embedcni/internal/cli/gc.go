@@ -35,7 +35,7 @@ func newGCCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "gc [NETWORK [NETNS]]",
 		GroupID: groupCNI,
-		Short:   "Removes the containers of --owner that are not to be kept; without --yes it only lists them.",
+		Short:   "Removes the containers that are not to be kept (with --yes).",
 		Long: `GC removes every container that --owner has on record and that --keep does not name, the
 live ones too, and leftovers of containers that are no longer on record. Then it runs CNI's
 GC of the plugins. With a network it removes only the attachments to that network.

@@ -25,7 +25,7 @@ func newReleaseCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "release [ID...]",
 		GroupID: groupChange,
-		Short:   "Lists what containers that are gone still hold; with IDs and --yes it gives that back.",
+		Short:   "Lists what gone containers still hold, and gives it back (with --yes).",
 		Long: `Release lists the containers of --owner whose network namespace is gone, or was of an
 earlier boot, and the addresses and ports of the host that they still hold on record. With
 IDs and --yes it removes what is left of them: the plugins are asked for DEL, so that the

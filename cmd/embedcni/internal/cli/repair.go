@@ -36,7 +36,7 @@ func newRepairCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "repair [ID...]",
 		GroupID: groupChange,
-		Short:   "Adds what is missing of containers; without --yes it only says what it would add.",
+		Short:   "Adds the missing parts of containers (with --yes).",
 		Long: `Repair adds the parts of containers that are on record and missing: the bridge, its
 addresses, the port on it, routes, rules, forwarded ports. It removes and overwrites
 nothing, and connections live on. Without IDs it is for all containers of --owner.

@@ -68,10 +68,26 @@ Exit codes:
 	for _, add := range commands() {
 		root.AddCommand(add(a))
 	}
-	for _, cmd := range root.Commands() {
-		usageErrors(cmd)
-	}
+	addCobras(root)
+	usageErrors(root)
 	return root
+}
+
+// addCobras adds the commands that cobra has ready, with texts like the others'.
+func addCobras(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		switch cmd.Name() {
+		case "help":
+			cmd.Short = "Prints the help of a command."
+		case "completion":
+			cmd.Short = "Prints the code with which a shell completes commands, flags and containers."
+			for _, shell := range cmd.Commands() {
+				shell.Short = "Prints the code for " + shell.Name() + "."
+			}
+		}
+	}
 }
 
 // commands are the constructors, in no particular order: help sorts them.
@@ -88,7 +104,7 @@ func (a *app) addGlobalFlags(root *cobra.Command) {
 	set.StringVar(&f.stateDir, "state-dir", "/var/lib/cni", "the `directory` of the records, that of the program that attached the containers")
 	set.StringVar(&f.recordDir, "record-dir", "", "the `directory` of the records, if that program has them elsewhere than in the state directory")
 	set.StringVar(&f.confDir, "conf-dir", a.variable("NETCONFPATH", cni.DefaultNetDir), "the `directory` of the network configurations (NETCONFPATH)")
-	set.StringSliceVar(&f.pluginDirs, "plugin-dir", []string{a.variable("CNI_PATH", cni.DefaultCNIDir)}, "the `directories` of the plugins, separated by colons (CNI_PATH)")
+	set.StringVar(&f.pluginDirs, "plugin-dir", a.variable("CNI_PATH", cni.DefaultCNIDir), "the `directories` of the plugins, separated by colons (CNI_PATH)")
 	set.StringVar(&f.owner, "owner", "embedcni", "the `program` whose containers the command is about")
 	set.StringVar(&f.builtin, "builtin", builtinFallback, "the plugins that run in process: those that are not installed (fallback), all, or these `types`, separated by commas")
 	set.StringVar(&f.hostNetNS, "host-netns", "", "the `path` of the host's network namespace, if it is not the caller's")
@@ -105,7 +121,7 @@ func (a *app) variable(name, otherwise string) string {
 	return otherwise
 }
 
-// takesNoOwner is the annotation of commands that take --owner '': they can do without the
+// takesNoOwner is the annotation of commands that take an empty --owner: they can do without the
 // owner of a record that is damaged.
 const takesNoOwner = "takesNoOwner"
 
@@ -135,6 +151,9 @@ func (a *app) logger() *slog.Logger {
 // usageErrors gives mistakes in the arguments of a command, and of those below it, the exit
 // code of usage.
 func usageErrors(cmd *cobra.Command) {
+	if cmd.HasSubCommands() && !cmd.Runnable() {
+		cmd.Args, cmd.RunE = wantsCommand, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	}
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
 			err := check(cmd, args)
@@ -147,6 +166,19 @@ func usageErrors(cmd *cobra.Command) {
 	for _, below := range cmd.Commands() {
 		usageErrors(below)
 	}
+}
+
+// wantsCommand is for a command that only has others below it.
+func wantsCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	text := fmt.Sprintf("unknown command %q for %q", args[0], cmd.CommandPath())
+	cmd.SuggestionsMinimumDistance = 2 // letters, as cobra's own
+	if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
+		text += "; do you mean " + strings.Join(like, " or ") + "?"
+	}
+	return errors.New(text)
 }
 
 // indent is text two spaces to the right.

@@ -2,11 +2,13 @@ package cli
 
 import (
 	"fmt"
+	"net"
 	"os/exec"
 	"path/filepath"
 	"testing"
 
 	"github.com/embedcni/cni/cnitest"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -115,22 +117,16 @@ func TestSessionOfTheDead(t *testing.T) {
 // that keeps it alive.
 func (s *session) letGo(id, path string) {
 	s.t.Helper()
-	pins, err := netns.List(filepath.Join(s.host.StateDir, "embedcni", "attachments", "netns"))
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	h, err := netns.Open(path)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	end := s.hostEnd(id)
+	h := expect.Value(netns.Open(path))(s.t)
+	pins := expect.Value(netns.List(filepath.Join(s.host.StateDir, "embedcni", "attachments", "netns")))(s.t)
 	for _, pin := range append(pins, netns.Entry{Path: path, ID: h.ID()}) {
 		if pin.ID == h.ID() {
-			if err := netns.Remove(pin.Path); err != nil {
-				s.t.Fatal(err)
-			}
+			expect.NoError(s.t, netns.Remove(pin.Path))
 		}
 	}
-	if err := h.Close(); err != nil {
-		s.t.Fatal(err)
-	}
+	expect.NoError(s.t, h.Close())
+	expect.Eventually(s.t, "the kernel to end the namespace", func() bool {
+		return s.host.Do(func() error { _, err := net.InterfaceByName(end); return err }) != nil
+	})
 }

@@ -72,8 +72,5 @@ func TestSessionOfDamage(t *testing.T) {
 	}
 	s.say("cleanup web pods eth0 --owner=")
 	s.say("remove web --owner=")
-	if err := os.WriteFile(records[0], whole, 0o600); err != nil {
-		t.Fatal(err)
-	}
 	s.compare("damage.txt")
 }
