@@ -181,9 +181,9 @@ func wantsCommand(cmd *cobra.Command, args []string) error {
 	return errors.New(text)
 }
 
-// indent is text two spaces to the right.
+// indent is text four spaces to the right, which man pages leave as it is.
 func indent(text string) string {
-	return "  " + strings.ReplaceAll(text, "\n", "\n  ")
+	return "    " + strings.ReplaceAll(text, "\n", "\n    ")
 }
 
 // plural is a number with its noun.
