@@ -125,6 +125,9 @@ func (a *app) health(ctx context.Context, ids []string, allOwners bool, o cni.He
 	if len(ids) == 0 && !allOwners {
 		a.noteOthers(otherOwners(recorded))
 	}
+	if len(ids) == 0 && len(recorded) == 0 {
+		a.noteEmpty(rt)
+	}
 	if slices.ContainsFunc(views, func(v healthView) bool { return v.State != string(cni.StateHealthy) }) {
 		return errBad
 	}
