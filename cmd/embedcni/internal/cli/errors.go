@@ -29,11 +29,10 @@ func (a *app) complain(command string, err error) {
 // is nothing better to say.
 func (a *app) advice(command string, err error) string {
 	var own *adviceError
-	var exit *exitError
 	switch {
 	case errors.As(err, &own):
 		return own.advice
-	case errors.As(err, &exit) && exit.code == exitUsage:
+	case codeOf(err) == exitUsage:
 		return fmt.Sprintf("See '%s --help'.", command)
 	case errors.Is(err, cni.ErrNotAttached):
 		return "'embedcni list --all-owners' shows what is on record in " + a.flags.stateDir + "."

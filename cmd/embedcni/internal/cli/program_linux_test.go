@@ -91,6 +91,8 @@ func TestCompletion(t *testing.T) {
 		"remove web-1 ":         {"web-2"},
 		"remove --owner=nomad ": {"db-1"},
 		"add ":                  {"pods"},
+		"list --owner ":         {"nomad", "embedcni"},
+		"list --color ":         {"auto", "always", "never"},
 	} {
 		// The hidden command ends with the word that is to be completed.
 		words := strings.Split(line, " ")

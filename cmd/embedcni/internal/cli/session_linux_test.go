@@ -79,6 +79,7 @@ func TestSessionOfCNI(t *testing.T) {
 	s := newSession(t)
 	s.say("ready")
 	s.say("status pods")
+	s.say("add pods /run/netns/tool --id tool")
 	s.say("add pods /run/netns/tool --new-netns --id tool --publish 8080:80 --publish 127.0.0.1:5300:53/udp")
 	s.say("add pods /run/netns/tool --id tool")
 	s.say("check pods /run/netns/tool --id tool")
