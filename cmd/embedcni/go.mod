@@ -3,13 +3,13 @@ module github.com/embedcni/cni/cmd/embedcni
 go 1.25.0
 
 require (
+	github.com/containernetworking/cni v1.3.1
 	github.com/embedcni/cni v0.0.0
 	github.com/spf13/cobra v1.10.2
 	golang.org/x/term v0.43.0
 )
 
 require (
-	github.com/containernetworking/cni v1.3.1 // indirect
 	github.com/coreos/go-iptables v0.8.0 // indirect
 	github.com/cpuguy83/go-md2man/v2 v2.0.6 // indirect
 	github.com/go-logr/logr v1.4.3 // indirect

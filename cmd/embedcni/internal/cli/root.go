@@ -78,6 +78,7 @@ Exit codes:
 func commands() []func(*app) *cobra.Command {
 	return []func(*app) *cobra.Command{
 		newListCommand,
+		newGraphCommand,
 	}
 }
 
