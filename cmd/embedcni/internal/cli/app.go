@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/embedcni/cni"
@@ -23,12 +24,15 @@ type Streams struct {
 	Now      func() time.Time
 	// Columns returns the width of the terminal that a stream is; 0 if it is none.
 	Columns func(io.Writer) int
+	// Seconds ticks once a second until it is stopped.
+	Seconds func() (ticks <-chan time.Time, stop func())
 }
 
 // app is one run of the program.
 type app struct {
 	Streams
-	flags flags
+	flags   flags
+	current atomic.Pointer[progress]
 }
 
 // flags are those of every command.
@@ -54,7 +58,7 @@ func (a *app) options() []cni.Opt {
 		cni.WithOwner(f.owner), cni.WithStateDir(f.stateDir), cni.WithPluginConfDir(f.confDir),
 		// An operator's command removes only what it is told to.
 		cni.WithoutReaping(),
-		cni.WithLogger(a.logger()),
+		cni.WithLogger(a.logger()), cni.WithObserver(a.observe),
 	}
 	if dirs := a.pluginDirs(); len(dirs) > 0 {
 		opts = append(opts, cni.WithPluginDir(dirs))
@@ -104,5 +108,5 @@ func (a *app) bounded(ctx context.Context) (context.Context, context.CancelFunc)
 
 // System are the streams of the process.
 func System() Streams {
-	return Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Getenv: os.Getenv, Now: time.Now, Columns: columns}
+	return Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Getenv: os.Getenv, Now: time.Now, Columns: columns, Seconds: seconds}
 }

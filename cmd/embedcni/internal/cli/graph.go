@@ -43,7 +43,7 @@ Graph changes nothing. Networks without a container are those of --conf-dir.`,
 	set.StringVarP(&f.output, "output", "o", "", "write to this `file` instead of stdout")
 	set.StringVar(&f.format, "format", "", "svg or dot; by default that of the file's name, or svg")
 	set.StringVar(&f.name, "name", "", "the host's `name` in the picture, if it is not the system's")
-	set.BoolVar(&f.withoutCheck, "without-check", false, "compare records and kernel only, and ask no plugin for CHECK")
+	set.BoolVar(&f.withoutCheck, "no-check", false, "only compare: ask no plugin for CHECK")
 	addAllOwners(cmd, &f.allOwners)
 	return cmd
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -64,19 +65,38 @@ func (p portView) String() string {
 	return fmt.Sprintf("%s->%d/%s", host, p.ContainerPort, p.Protocol)
 }
 
+func joinPorts(ports []portView) string {
+	texts := make([]string, len(ports))
+	for i, p := range ports {
+		texts[i] = p.String()
+	}
+	return strings.Join(texts, ",")
+}
+
 func newListCommand(a *app) *cobra.Command {
 	var allOwners bool
+	var address string
 	cmd := &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
 		GroupID: groupLook,
 		Short:   "Lists the containers on record, with their networks, addresses and ports.",
 		Long: `List reads the records and prints a line for each interface of a container. It asks no
-plugin and enters no namespace: health says whether that is still true.`,
+plugin and enters no namespace: health says whether that is still true. With --address it
+lists who has an address, whoever attached it.`,
+		Example: `  embedcni list --all-owners
+  embedcni list --address 10.1.0.7
+  embedcni list --json | jq -r '.[].containerID'`,
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error { return a.list(allOwners) },
+		RunE: func(*cobra.Command, []string) error {
+			if address != "" {
+				return a.listAddress(address)
+			}
+			return a.list(allOwners)
+		},
 	}
 	addAllOwners(cmd, &allOwners)
+	cmd.Flags().StringVar(&address, "address", "", "list the containers that have this `address`")
 	return cmd
 }
 
@@ -109,17 +129,40 @@ func (a *app) list(allOwners bool) error {
 	return nil
 }
 
+// listAddress lists the containers that have an address.
+func (a *app) listAddress(text string) error {
+	address, err := netip.ParseAddr(text)
+	if err != nil {
+		return usageError("--address: %w", err)
+	}
+	rt, err := a.open()
+	if err != nil {
+		return err
+	}
+	all, err := rt.LookupAddr(address)
+	if err != nil {
+		return err
+	}
+	views := []attachmentView{}
+	for _, at := range all {
+		views = append(views, viewAttachment(at))
+	}
+	return a.print(views, func() string { return a.listTable(views) })
+}
+
 func (a *app) listTable(views []attachmentView) string {
 	t := table{header: []string{"CONTAINER", "NETWORK", "INTERFACE", "ADDRESSES", "PORTS", "STATE", "AGE", "OWNER"}}
 	for _, v := range views {
-		ports := make([]string, len(v.Ports))
-		for i, p := range v.Ports {
-			ports[i] = p.String()
-		}
 		t.add(cell{text: v.ContainerID}, cell{text: v.Network}, cell{text: v.IfName}, cell{text: strings.Join(v.Addresses, ",")},
-			cell{text: strings.Join(ports, ",")}, cell{v.State, stateColor(v.State)}, cell{text: a.age(v.Since)}, cell{text: v.Owner})
+			cell{text: joinPorts(v.Ports)}, cell{v.State, stateColor(v.State)}, cell{text: a.age(v.Since)}, cell{text: v.Owner})
 	}
-	return t.format(a.colors(a.Out))
+	text := t.format(a.colors(a.Out))
+	for _, v := range views {
+		if v.LastError != "" {
+			text += fmt.Sprintf("%s: %s\n", dash(v.ContainerID), strings.ReplaceAll(v.LastError, "\n", "; "))
+		}
+	}
+	return text
 }
 
 // stateColor is that of an attachment's state.

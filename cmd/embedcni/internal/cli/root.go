@@ -77,7 +77,9 @@ Exit codes:
 // commands are the constructors, in no particular order: help sorts them.
 func commands() []func(*app) *cobra.Command {
 	return []func(*app) *cobra.Command{
-		newListCommand,
+		newListCommand, newShowCommand, newHealthCommand, newReadyCommand,
+		newRepairCommand, newRemoveCommand, newCleanupCommand, newReleaseCommand,
+		newAddCommand, newDelCommand, newCheckCommand, newStatusCommand, newGCCommand, newVersionCommand,
 		newGraphCommand,
 	}
 }

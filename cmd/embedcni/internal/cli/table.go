@@ -27,7 +27,13 @@ type table struct {
 	rows   [][]cell
 }
 
-func (t *table) add(cells ...cell) { t.rows = append(t.rows, cells) }
+// add adds a line. The lines of joined errors become one.
+func (t *table) add(cells ...cell) {
+	for i := range cells {
+		cells[i].text = strings.ReplaceAll(strings.TrimSpace(cells[i].text), "\n", "; ")
+	}
+	t.rows = append(t.rows, cells)
+}
 
 // format returns the lines of the table.
 func (t *table) format(colors bool) string {
