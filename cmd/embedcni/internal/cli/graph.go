@@ -90,7 +90,7 @@ func (a *app) lookAtNode(ctx context.Context, f graphFlags) (graph.Host, error) 
 		return graph.Host{}, err
 	}
 	// The containers are drawn from their records, whether or not their networks load.
-	if err := rt.Load(cni.WithAllConf); err != nil && !cni.IsNotFound(err) && !cni.IsCNINotInitialized(err) {
+	if err := rt.Load(cni.WithAllConf); err != nil && (!cni.IsCNINotInitialized(err) || cni.IsInvalidConfig(err)) {
 		fmt.Fprintf(a.Err, "Networks without containers are not shown: %v\n", err)
 	}
 	o := graph.Options{Name: f.name, Owner: a.flags.owner, WithoutCheck: f.withoutCheck}

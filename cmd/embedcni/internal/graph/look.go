@@ -202,10 +202,15 @@ func aboutBridge(d cni.Difference, bridge string) bool {
 	return bridge != "" && !d.Inside && (d.Object == bridge || strings.HasSuffix(d.Object, " on "+bridge))
 }
 
-// words says what differs, without the network, interface and plugin before it.
+// words says what differs, without the network, interface and plugin before it. Why it
+// cannot be repaired is long, and health has it.
 func words(d cni.Difference) string {
 	prefix := fmt.Sprintf("network %q, interface %s, plugin %s: ", d.Network, d.IfName, d.Plugin)
-	return strings.TrimPrefix(d.String(), prefix)
+	text, _, not := strings.Cut(strings.TrimPrefix(d.String(), prefix), " (not repairable: ")
+	if not {
+		text += " (not repairable)"
+	}
+	return text
 }
 
 // resultOf returns the part of a container's result that is an attachment's, or nil.

@@ -75,7 +75,7 @@ func TestLook(t *testing.T) {
 			{ContainerID: "a", State: cni.StateBroken, Differences: []cni.Difference{
 				{Network: "dmz", IfName: "eth1", Plugin: "bridge", Kind: "bridge", Object: "dmz0", Repairable: true},
 				{Network: "dmz", IfName: "eth1", Plugin: "bridge", Kind: "address", Object: "10.2.0.1/24 on dmz0", Repairable: true},
-				{Network: "dmz", IfName: "eth1", Plugin: "bridge", Kind: "bridge port", Object: "veth2", Repairable: true},
+				{Network: "dmz", IfName: "eth1", Plugin: "bridge", Kind: "bridge port", Object: "veth2", Why: "it is a test"},
 			}},
 			{ContainerID: "b", State: cni.StateUnknown, Reason: errors.New("it is being attached")},
 			{ContainerID: "c", State: cni.StateHealthy},
@@ -97,7 +97,7 @@ func TestLook(t *testing.T) {
 		{Bridge: "dmz0", Kind: "bridge", Networks: []string{"dmz"}, Addresses: []string{"10.2.0.1/24"},
 			Broken: []string{"bridge dmz0 is missing", "address 10.2.0.1/24 on dmz0 is missing"},
 			Members: []Member{{ContainerID: "a", Network: "dmz", IfName: "eth1", HostIfName: "veth2", NetNS: "/run/netns/a", Owner: "me", Addresses: []string{"10.2.0.2/24"},
-				Ports: []Port{}, State: cni.StateBroken, Words: []string{"bridge port veth2 is missing"}, Elsewhere: []string{"eth0 on pods0"}}}},
+				Ports: []Port{}, State: cni.StateBroken, Words: []string{"bridge port veth2 is missing (not repairable)"}, Elsewhere: []string{"eth0 on pods0"}}}},
 		{Bridge: "pods0", Kind: "bridge", Networks: []string{"pods"}, Addresses: []string{"10.1.0.1/24"}, Members: []Member{
 			{ContainerID: "a", Network: "pods", IfName: "eth0", HostIfName: "veth1", NetNS: "/run/netns/a", Owner: "me", Addresses: []string{"10.1.0.2/24"},
 				Ports: []Port{{"", 8080, 80, "tcp"}, {"", 9090, 90, "udp"}}, State: cni.StateHealthy, Elsewhere: []string{"eth1 on dmz0"}},
