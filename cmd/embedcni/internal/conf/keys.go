@@ -74,6 +74,9 @@ var needed = map[string]string{"portmap": "portMappings"}
 // nearest returns the known name that a name is most likely meant to be, or "".
 func nearest(name string, known []string) string {
 	best, distance := "", 3
+	if len(name) > 40 { // longer than all of them
+		return ""
+	}
 	if len(name) < 5 {
 		distance = 2
 	}

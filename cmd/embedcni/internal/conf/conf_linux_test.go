@@ -8,8 +8,12 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/cnitest"
 	"github.com/embedcni/cni/internal/expect"
 )
+
+// STATUS looks at the host.
+func TestMain(m *testing.M) { os.Exit(cnitest.Main(m)) }
 
 // check writes files into a directory and checks that.
 func check(t *testing.T, files map[string]string) []string {
