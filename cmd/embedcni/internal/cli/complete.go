@@ -1,0 +1,44 @@
+package cli
+
+import (
+	"slices"
+
+	"github.com/spf13/cobra"
+)
+
+// completeIDs completes the IDs of containers on record: of every owner for a command that
+// looks, of the owner for one that changes.
+func (a *app) completeIDs(everyOwner bool) cobra.CompletionFunc {
+	return func(_ *cobra.Command, args []string, _ string) (ids []cobra.Completion, _ cobra.ShellCompDirective) {
+		rt, err := a.open()
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		all, err := rt.Attachments()
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		for _, at := range all {
+			if at.ContainerID != "" && (everyOwner || at.Owner == a.flags.owner) && !slices.Contains(args, at.ContainerID) {
+				ids = append(ids, at.ContainerID)
+			}
+		}
+		return unique(ids), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// completeNetwork completes the name of a configured network as the first argument, and a
+// path as the second.
+func (a *app) completeNetwork(_ *cobra.Command, args []string, _ string) (names []cobra.Completion, _ cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	rt, err := a.openLoaded()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	for _, n := range rt.GetConfig().Networks {
+		names = append(names, n.Config.Name)
+	}
+	return unique(names), cobra.ShellCompDirectiveNoFileComp
+}
