@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"runtime/debug"
 	"strings"
@@ -16,6 +17,9 @@ type versionView struct {
 	CNIVersions []string `json:"cniVersions"` // of the specification
 }
 
+// released is the version as which make install has built the program: the linker sets it.
+var released string
+
 func newVersionCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "version",
@@ -27,7 +31,7 @@ specification in which configurations may be written.`,
 		RunE: func(*cobra.Command, []string) error {
 			v := versionView{Version: "(unknown)", CNIVersions: version.All.SupportedVersions()}
 			if info, ok := debug.ReadBuildInfo(); ok {
-				v.Version, v.Go = info.Main.Version, info.GoVersion
+				v.Version, v.Go = cmp.Or(released, info.Main.Version), info.GoVersion
 			}
 			return a.print(v, func() string {
 				return fmt.Sprintf("embedcni %s, %s, CNI %s\n", v.Version, v.Go, strings.Join(v.CNIVersions, " "))
