@@ -1,6 +1,30 @@
 # make test is all there is to know before a change lands. The other targets
 # are parts of it, or take longer.
 
+# make help prints these lines; a test compares them with the targets.
+## make TARGET [VARIABLE=VALUE ...]
+##
+##   test        all tests and linters; installs the Debian packages that are missing, and says which
+##   raced       the part of test under the race detector
+##   outside     the part of test that runs whole programs, without it
+##   lint        the part of test that formats, vets and checks
+##   deps        the Debian packages that the tests need, without the tests; starts no service
+##   fuzz        each fuzz test for FUZZTIME (30s)
+##   faults      the scorecard of faults, in about 45 minutes, to FAULTS_TABLE (faults.txt)
+##   bench       the cost of an attachment beside go-cni and netavark; BENCH_QUICK=1 takes 3 minutes
+##   shims       the start of a shim, SHIM_ROUNDS (500) times
+##   quickstart  containers attached, traffic proven, nothing left; changes nothing on the machine
+##   install     the program embedcni, its man pages and completions, to DESTDIR and PREFIX (/usr/local)
+##   deb         the same as a Debian package in DEB_DIR (the current directory), unpacked and tried
+##   help        this text
+##
+## PACKAGES=./guard tests one package of each module that has it; GO=/path/to/go uses another Go.
+
+.DEFAULT_GOAL := help
+.PHONY: help
+help:
+	@sed -n 's/^## \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
+
 GO         ?= go
 PACKAGES   ?= ./...
 # The library compiles on these too: one with the calls of Unix and one without. A test
@@ -8,11 +32,11 @@ PACKAGES   ?= ./...
 # The other modules are vetted for Linux alone, and their dependencies compiled for it alone.
 ELSEWHERE  := windows darwin
 # The root's go.mod holds what an importer links, and no more; these hold the
-# rest. The last two have requirements alone, and no packages. Of what the library
+# rest. REQUIRING have requirements alone, and no packages. Of what the library
 # imports, all but thick/multus require the root's versions, so that the library is
 # compiled and checked once for all of them.
 MODULES    ?= . internal/oracle thick/multus bench thick/metrics thick/kube gocni examples/faas cmd/embedcni
-REQUIRING  := internal/refplugins/mains internal/lint
+REQUIRING  := internal/refplugins/mains internal/lint internal/deb
 # What the race detector sees: each package of the library under its own tests and those
 # of behaviour. These run the library's programs from outside, or compare it with others;
 # without the detector they start thousands of processes in a fifth of the time, and no
@@ -51,29 +75,14 @@ outside:
 			[ -z "$$packages" ] || $(TESTS) $$packages) || exit 1; \
 	done
 
-# What the tests need of the system: a C compiler for the race detector, the tools
-# that the reference plugins call, and what the examples run. On Debian they are
-# installed when they are missing; elsewhere the names are said. The firewalld and
-# the containerd are for tests that start one of their own: the system's are kept
-# from starting (systemctl unmask firewalld.service lets it).
+# What the tests need of the system: a C compiler for the race detector, the tools that the
+# reference plugins call, and what the examples run. .ci/deps says which are missing before it
+# installs them. The firewalld and the containerd are for tests that start one of their own: the
+# system's does not start, and is not masked.
 NEEDED := gcc:gcc iptables:iptables ip6tables:iptables nft:nftables firewalld:firewalld dbus-daemon:dbus-daemon \
 	containerd:containerd runc:runc busybox:busybox-static
 deps:
-	@missing=; for need in $(NEEDED); do \
-		PATH="$$PATH:/usr/sbin:/sbin" command -v $${need%%:*} >/dev/null || missing="$$missing $${need##*:}"; \
-	done; \
-	[ -z "$$missing" ] && exit 0; \
-	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "installing$$missing"; \
-		for service in firewalld containerd; do \
-			case "$$missing" in *$$service*) \
-				[ ! -d /run/systemd/system ] || systemctl mask $$service.service || exit 1;; \
-			esac; \
-		done; \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing libc6-dev >/dev/null; \
-	else \
-		echo "the tests need these packages, please install them:$$missing" >&2; exit 1; \
-	fi
+	@.ci/deps $(NEEDED)
 
 lint:
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
@@ -141,3 +150,29 @@ shims: deps
 
 quickstart:
 	$(GO) run ./examples/quickstart
+
+# The program: for the host as it is, or with DESTDIR for a package.
+PREFIX         ?= /usr/local
+DESTDIR        ?=
+BASHDIR        ?= $(PREFIX)/share/bash-completion/completions
+ZSHDIR         ?= $(PREFIX)/share/zsh/site-functions
+FISHDIR        ?= $(PREFIX)/share/fish/vendor_completions.d
+# The last tag with the number of commits since, or the last release of the changelog.
+VERSION        ?= $(or $(shell git describe --tags --match 'v[0-9]*' 2>/dev/null | sed 's/^v//; s/-\([0-9]*\)-g/+\1.g/'),$\
+	$(shell sed -n 's/^## v\([0-9.]*[0-9]\).*/\1/p' CHANGELOG.md | head -n 1),0.0.0)
+.PHONY: install
+install:
+	@umask 022 && to='$(patsubst %/,%,$(abspath $(DESTDIR)/))' && cd cmd/embedcni && \
+	mkdir -p "$$to$(PREFIX)/bin" "$$to$(BASHDIR)" "$$to$(ZSHDIR)" "$$to$(FISHDIR)" && \
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X github.com/embedcni/cni/cmd/embedcni/internal/cli.release=v$(VERSION)' \
+		-o "$$to$(PREFIX)/bin/embedcni" . && \
+	export GOARCH= && $(GO) run ./internal/man "$$to$(PREFIX)/share/man/man8" && \
+	$(GO) run . completion bash >"$$to$(BASHDIR)/embedcni" && \
+	$(GO) run . completion zsh >"$$to$(ZSHDIR)/_embedcni" && \
+	$(GO) run . completion fish >"$$to$(FISHDIR)/embedcni.fish" && \
+	echo "embedcni $(VERSION) is in $$to$(PREFIX)"
+
+DEB_DIR        ?= .
+.PHONY: deb
+deb:
+	@GO='$(GO)' internal/deb/build '$(VERSION)' '$(DEB_DIR)'

@@ -20,9 +20,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/cnitest"
+	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/sandbox"
+	"github.com/embedcni/cni/netns"
 )
 
 // Variables of the environment. The first has the directory of the built programs. The
@@ -31,6 +33,10 @@ const (
 	builtVariable = "EXAMPLES_BUILT"
 	serveVariable = "EXAMPLES_SERVE"
 )
+
+// programs are the programs of this module that a user runs with arguments. Those that need
+// none, quickstart and faas, have tests of their own.
+var programs = []string{"./allocrunner", "./inspector", "./reconciler", "./thick/daemon", "./thick/shim"}
 
 func TestMain(m *testing.M) {
 	if addr := os.Getenv(serveVariable); addr != "" {
@@ -42,7 +48,7 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	code := refplugins.Main(m, sandbox.Before(func() ([]string, error) {
-		out, err := exec.Command("go", "build", "-o", dir, "./allocrunner", "./thick/daemon", "./thick/shim").CombinedOutput()
+		out, err := exec.Command("go", append([]string{"build", "-o", dir}, programs...)...).CombinedOutput()
 		if err != nil {
 			err = fmt.Errorf("go build: %w\n%s", err, out)
 		}
@@ -138,11 +144,35 @@ func (p *program) end(t *testing.T, signal unix.Signal) int {
 	return p.ProcessState.ExitCode()
 }
 
-// get returns the answer at an address. The program there may not listen yet: then the
-// connection is refused, and it is tried again.
-func get(t *testing.T, url string) (body string) {
+// exitCode waits for the end of a program.
+func (p *program) exitCode(t *testing.T) int {
 	t.Helper()
-	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	if err := p.Wait(); err != nil && p.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return p.ProcessState.ExitCode()
+}
+
+// get returns the answer at an address.
+func get(t *testing.T, url string) string {
+	t.Helper()
+	return getFrom(t, "/proc/self/ns/net", url)
+}
+
+// getFrom returns the answer at an address, asked in a network namespace. The program there may
+// not listen yet: then the connection is refused, and it is tried again.
+func getFrom(t *testing.T, path, url string) (body string) {
+	t.Helper()
+	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+			err = netns.Do(path, func() error {
+				conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+				return err
+			})
+			return conn, err
+		},
+	}}
 	expect.Eventually(t, "an answer at "+url, func() bool {
 		response, err := client.Get(url)
 		if err != nil {
@@ -156,7 +186,30 @@ func get(t *testing.T, url string) (body string) {
 	return body
 }
 
-// leavesNothing has the test fail if it leaves anything on the host.
+// trace lists all that a program may change: what containers share too, such as a bridge, and
+// processes, but not the descriptors of this one.
+func trace(t *testing.T) []string {
+	t.Helper()
+	lines := expect.Value(audit.Snapshot(context.Background(), audit.Options{
+		StateDirs: []string{"/run", "/var/lib"}, NetNSDirs: []string{"/run/netns"}, Complete: true,
+	}))(t)
+	return lines.Without(func(line string) bool { return strings.HasPrefix(line, "fd ") })
+}
+
+// leavesNoTrace has the test fail if it changes anything on the host, on which iproute2 has made
+// its directory.
+func leavesNoTrace(t *testing.T) {
+	t.Helper()
+	expect.NoError(t, os.MkdirAll("/run/netns", 0o755))
+	before := trace(t)
+	t.Cleanup(func() {
+		if leak := cnitest.Diff(before, trace(t)); leak != "" {
+			t.Errorf("left:\n%s", leak)
+		}
+	})
+}
+
+// leavesNothing has the test fail if it leaves anything of a container on the host.
 func leavesNothing(t *testing.T, dirs ...string) {
 	t.Helper()
 	audit := func() []string {
@@ -195,52 +248,4 @@ func childrenOf(t *testing.T, pid int) (all []int) {
 		t.Fatalf("process %d has no children", pid)
 	}
 	return all
-}
-
-// TestMistakesAreRefused, and leave nothing.
-func TestMistakesAreRefused(t *testing.T) {
-	leavesNothing(t)
-	p := start(t, nil, "allocrunner")
-	p.find(t, "no such file")
-	expect.Fails(t, "allocrunner without jobs has succeeded", p.Wait())
-}
-
-func TestAllocrunner(t *testing.T) {
-	leavesNothing(t)
-	dir := t.TempDir()
-	jobs := filepath.Join(dir, "jobs.json")
-	text := fmt.Sprintf(`[{"ID": "web", "Program": [%q], "Ports": [{"Label": "HTTP", "ContainerPort": 80}]}]`, self(t))
-	expect.NoError(t, os.WriteFile(jobs, []byte(text), 0o600))
-	serves := []string{serveVariable + "=:80"}
-	p := start(t, serves, "allocrunner", jobs)
-	found := p.find(t, `job web at (\S+) with ports \[(\d+):80\]`)
-	url := "http://10.61.0.1:" + found[1]
-	expect.Same(t, "answer", get(t, url), found[0])
-	p.end(t, unix.SIGKILL)
-
-	// The next one goes on with the job, and repairs its network.
-	expect.NoError(t, exec.Command("nft", "flush", "ruleset").Run())
-	p = start(t, serves, "allocrunner", jobs)
-	p.find(t, `job web goes on: its network is broken`)
-	expect.Same(t, "answer", get(t, url), found[0])
-	p.end(t, unix.SIGKILL)
-
-	// The job ends while nobody looks. The next one starts it anew.
-	before := childrenOf(t, os.Getpid()) // the orphans are this process's
-	for _, pid := range before {
-		expect.NoError(t, unix.Kill(pid, unix.SIGKILL))
-	}
-	p = start(t, serves, "allocrunner", jobs)
-	found = p.find(t, `job web at (\S+) with ports \[(\d+):80\]`)
-	expect.Same(t, "answer", get(t, "http://10.61.0.1:"+found[1]), found[0])
-	p.end(t, unix.SIGKILL)
-
-	// The job is no longer in the file: its network goes. Its program ends here.
-	job := childrenOf(t, os.Getpid())
-	expect.NoError(t, os.WriteFile(jobs, []byte("[]"), 0o600))
-	p = start(t, nil, "allocrunner", jobs)
-	expect.NoError(t, p.Wait())
-	for _, pid := range job {
-		expect.NoError(t, unix.Kill(pid, unix.SIGKILL))
-	}
 }

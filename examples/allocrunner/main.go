@@ -1,16 +1,13 @@
 //go:build linux
 
-// Allocrunner is a scheduler's client: it runs jobs with networks of their own until they end:
-//
-//	allocrunner JOBS.json
-//
-// A job is a program with ports, of which the program is told the host's as PORT_LABEL:
-//
-//	[{"ID": "web", "Program": ["/usr/bin/web"], "Ports": [{"Label": "HTTP", "ContainerPort": 80}]}]
+// Allocrunner is a scheduler's client: it runs jobs with networks of their own until they end.
 //
 // Jobs survive an allocrunner that is killed: the next one goes on with those that still run
-// in their networks, repairs these, and removes the networks of the others. An
-// interrupt ends the jobs. It needs root, and no CNI plugins.
+// in their networks, repairs these, and removes the networks of the others. An interrupt ends
+// the jobs. It needs root and iptables, and no CNI plugins. Run one at a time.
+//
+// The jobs are attached to a network namespace that plays the machine, so that the bridge, the
+// ports and the rules go with it when the last job has ended. With -host it is the machine's.
 package main
 
 import (
@@ -19,6 +16,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"log"
 	"os"
 	"os/exec"
@@ -27,7 +25,9 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
+	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
@@ -36,10 +36,25 @@ import (
 	"github.com/embedcni/cni/reconcile"
 )
 
+const usage = `usage: allocrunner [-host] JOBS.json
+
+A job is a program with ports, of which the program is told the host's as PORT_LABEL:
+
+	[{"ID": "web", "Program": ["/usr/bin/web"], "Ports": [{"Label": "HTTP", "ContainerPort": 80}]}]
+
+An interrupt ends the jobs. The exit code is 0 when all have ended and nothing of their networks
+is left, 1 after an error, and 2 for wrong arguments.
+
+  -host  attach the jobs to the machine, where the bridge and the shared chains stay; else to
+         the namespace ` + hostNetNS + `: ip netns exec allocrunner curl 10.61.0.2
+`
+
 const owner = "allocrunner"
+const stateDir = "/var/lib/allocrunner"
+const hostNetNS = "/run/netns/allocrunner"
 const network = `{"cniVersion": "1.0.0", "name": "jobs", "plugins": [
 	{"type": "bridge", "bridge": "jobs0", "isDefaultGateway": true, "ipMasq": true,
-	 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.61.0.0/16"}]]}},
+	 "ipam": {"type": "host-local", "dataDir": "` + stateDir + `/networks", "ranges": [[{"subnet": "10.61.0.0/16"}]]}},
 	{"type": "portmap", "capabilities": {"portMappings": true}}, {"type": "firewall"}]}`
 
 type job struct {
@@ -49,15 +64,21 @@ type job struct {
 }
 
 func main() {
+	host := flag.Bool("host", false, "")
+	flag.Usage = func() { fmt.Fprint(flag.CommandLine.Output(), usage) }
 	flag.Parse()
+	if flag.NArg() != 1 {
+		flag.Usage()
+		os.Exit(2)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := schedule(ctx, flag.Arg(0)); err != nil {
+	if err := schedule(ctx, flag.Arg(0), *host); err != nil {
 		log.Fatal("allocrunner: ", err)
 	}
 }
 
-func schedule(ctx context.Context, file string) error {
+func schedule(ctx context.Context, file string, host bool) error {
 	var jobs []job
 	text, err := os.ReadFile(file)
 	if err == nil {
@@ -66,9 +87,18 @@ func schedule(ctx context.Context, file string) error {
 	if err != nil {
 		return err
 	}
-	rt, err := cni.New(cni.WithOwner(owner), cni.WithConfListBytes([]byte(network)), cni.WithRetry(cni.Retry{Attempts: 3}),
+	opts := []cni.Opt{
+		cni.WithOwner(owner), cni.WithStateDir(stateDir), cni.WithConfListBytes([]byte(network)), cni.WithRetry(cni.Retry{Attempts: 3}),
 		cni.WithStrictPorts(), // no port that another program listens on
-		cni.WithBuiltinFallback())
+		cni.WithBuiltinFallback(),
+	}
+	if !host {
+		if err := playHost(); err != nil {
+			return err
+		}
+		opts = append(opts, cni.WithHostNetNS(hostNetNS))
+	}
+	rt, err := cni.New(opts...)
 	if err != nil {
 		return err
 	}
@@ -76,9 +106,10 @@ func schedule(ctx context.Context, file string) error {
 	if err != nil {
 		return err
 	}
-	guarding, stop := context.WithCancel(ctx)
-	guarded := make(chan error, 1)
-	go func() { guarded <- guard.Run(guarding, rt, guard.Options{}) }() // repairs networks, after a firewall reload for example
+	background, stop := context.WithCancel(ctx)
+	guarded, retried := make(chan error, 1), make(chan error, 1)
+	go func() { guarded <- guard.Run(background, rt, guard.Options{}) }() // repairs networks, after a firewall reload for example
+	go func() { retried <- retry(background, rt, time.Tick(10*time.Second)) }()
 	var all sync.WaitGroup
 	for _, j := range jobs {
 		all.Go(func() {
@@ -89,7 +120,66 @@ func schedule(ctx context.Context, file string) error {
 	}
 	all.Wait()
 	stop()
-	return <-guarded
+	return errors.Join(<-guarded, <-retried, leave(rt, host))
+}
+
+// playHost makes the namespace that plays the machine, unless an earlier allocrunner has.
+func playHost() error {
+	ns, err := netns.Create(hostNetNS)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(ns.Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(lo)
+	}), ns.Close())
+}
+
+// leave deletes what the last job has left: the namespace with its bridge and chains, and the
+// records. They stay as long as a network could not be removed.
+func leave(rt *cni.Runtime, host bool) error {
+	attached, err := rt.Attachments()
+	if err != nil {
+		return err
+	}
+	if len(attached) > 0 {
+		return fmt.Errorf("%d networks of jobs are not removed: the next allocrunner tries again", len(attached))
+	}
+	if !host {
+		err = netns.Remove(hostNetNS)
+	}
+	return errors.Join(err, os.RemoveAll(stateDir))
+}
+
+// retry repeats removals that have failed, at each tick until ctx ends. A guard repairs, and
+// removes nothing.
+func retry(ctx context.Context, rt *cni.Runtime, ticks <-chan time.Time) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticks:
+		}
+		report, err := rt.RetryRemovals(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		for _, id := range report.Removed {
+			log.Printf("job %s: its network is removed at last", id)
+		}
+		for id, err := range report.Failed {
+			log.Printf("job %s: its network is not removed: %v", id, err)
+		}
+	}
 }
 
 // adopt returns the jobs that run in their networks, whose records have the PIDs, as

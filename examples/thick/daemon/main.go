@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
@@ -36,14 +37,22 @@ type options struct{ networks, plugins, builtin, state, socket, queue, ready str
 
 func main() {
 	var o options
-	flag.StringVar(&o.networks, "networks", "/etc/thick", "the `directory` of the networks' conflists")
+	flag.StringVar(&o.networks, "networks", "", "the `directory` of the networks' conflists; it must be given")
 	flag.StringVar(&o.plugins, "plugins", "/opt/cni/bin", "the `directories` of the plugins, separated by colons")
 	flag.StringVar(&o.builtin, "builtin", "", "the plugin `types` that run in process although they are installed, separated by commas")
 	flag.StringVar(&o.state, "state", "/var/lib/thick", "the `directory` of the records; it must survive a reboot")
 	flag.StringVar(&o.socket, "socket", "/run/thick/multus.sock", "the `path` of the socket")
 	flag.StringVar(&o.queue, "queue", "/var/lib/thick/dels", "the `directory` of DELs that came while no daemon ran")
 	flag.StringVar(&o.ready, "ready", "", "hold ADDs back until this `file` exists")
+	flag.Usage = func() {
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: daemon -networks DIR [flags]")
+		flag.PrintDefaults()
+	}
 	flag.Parse()
+	if o.networks == "" || flag.NArg() > 0 {
+		flag.Usage()
+		os.Exit(2)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := serve(ctx, o); err != nil {

@@ -5,8 +5,23 @@
 //	    {"type": "shim", "daemonSocketDir": "/run/thick", "capabilities": {"portMappings": true}}]}
 package main
 
-import "github.com/embedcni/cni/thick/shim"
+import (
+	"fmt"
+	"os"
+
+	"github.com/embedcni/cni/thick/shim"
+)
+
+const usage = `usage: shim is a CNI plugin. Copy it to the plugin directory of a runtime, name its type in a
+network configuration, and start the daemon:
+
+	{"type": "shim", "daemonSocketDir": "/run/thick"}
+`
 
 func main() {
+	if os.Getenv("CNI_COMMAND") == "" { // no runtime has started it
+		fmt.Fprint(os.Stderr, usage)
+		os.Exit(2)
+	}
 	shim.Main(shim.Options{Socket: "/run/thick/multus.sock", QueueDir: "/var/lib/thick/dels"})
 }
