@@ -25,6 +25,10 @@ const (
 	// CNIPluginName is the name under which runtimes register their network
 	// plugin.
 	CNIPluginName = "cni"
+	// DefaultNetDir is the system's directory of network configurations.
+	DefaultNetDir = plugin.DefaultConfDir
+	// DefaultCNIDir is the system's directory of plugins.
+	DefaultCNIDir = plugin.DefaultDir
 	// DefaultMaxConfNum is the number of configurations that WithDefaultConf
 	// loads.
 	DefaultMaxConfNum = 1
