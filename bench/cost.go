@@ -35,7 +35,7 @@ it is.
 | go-cni | go-cni and the reference plugins |
 | %s | a program for go-cni that has changed nothing else; it runs the same executables |
 | %s | the same executables; each call is observed |
-| %s | `+"`WithBuiltinPlugins`"+`. Only a network's first and last container start a program: iptables, for firewall's accept |
+| %s | `+"`WithBuiltinPlugins`"+`; none of these calls starts a program |
 | floor | makes and deletes the same objects of the kernel, and does nothing else |
 | netavark | Podman's network program |
 `, strings.TrimPrefix(titles[workDefault], "the default conflist: "), oneLine, disk, ours)
