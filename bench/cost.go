@@ -24,7 +24,9 @@ func (r *results) costPage(i *importers) string {
 	b.WriteString("# What an attachment costs\n\n")
 	r.lead(&b, i)
 	fmt.Fprintf(&b, `
-Each figure is the median of one run, in which all take turns. In brackets is how many times as fast as go-cni it is.
+This is the default conflist: %s. The network has no
+other container. Each figure is the median of one run, in which all take turns; in brackets is how many times as fast as go-cni
+it is.
 
 ![ADD and DEL of go-cni, embedcni and the floor](cost.svg)
 
@@ -33,12 +35,10 @@ Each figure is the median of one run, in which all take turns. In brackets is ho
 | go-cni | go-cni and the reference plugins |
 | %s | a program for go-cni that has changed nothing else; it runs the same executables |
 | %s | the same executables; each call is observed |
-| %s | `+"`WithBuiltinPlugins`"+`. Only a network's first and last container start a program: iptables, for firewall's accept |
-| floor | makes and deletes the objects of the kernel, and does nothing else: nobody can pay less |
+| %s | `+"`WithBuiltinPlugins`"+`; none of these calls starts a program |
+| floor | makes and deletes the same objects of the kernel, and does nothing else |
 | netavark | Podman's network program |
-
-%s. The network has no other container.
-`, oneLine, disk, ours, scenarioOf("default").title())
+`, strings.TrimPrefix(titles[workDefault], "the default conflist: "), oneLine, disk, ours)
 	for _, section := range costSections {
 		fmt.Fprintf(&b, "\n## %s\n", section.heading)
 		for _, name := range section.scenarios {

@@ -26,6 +26,7 @@ type options struct {
 	budget               time.Duration
 	seed                 uint64
 	fromResults          bool
+	importers            bool
 	effort               effort
 }
 
@@ -40,6 +41,7 @@ func parseFlags() options {
 	flag.Uint64Var(&o.seed, "seed", 0, "draw the contenders' order with this `NUMBER` (default: another each time)")
 	flag.StringVar(&o.only, "only", "", "run only these `SCENARIOS`, separated by commas")
 	flag.BoolVar(&o.fromResults, "from-results", false, "measure nothing, and write the documents from the figures that are there")
+	flag.BoolVar(&o.importers, "importers", false, "measure only what importers link")
 	flag.Parse()
 	budget := 27 * time.Minute
 	if *quick {
@@ -68,7 +70,12 @@ func main() {
 func run(o options) (code int, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if o.fromResults {
+	if o.importers {
+		if err := weighInto(ctx, o.out); err != nil {
+			return 1, err
+		}
+	}
+	if o.fromResults || o.importers {
 		return 0, render(o.out, o.docs)
 	}
 	inside, code, err := sandbox.Reexec(sandbox.Before(func() ([]string, error) {
