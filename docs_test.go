@@ -208,3 +208,48 @@ func comments(decl *ast.GenDecl) string {
 	})
 	return b.String()
 }
+
+// TestEachVerbHasAnExample, by its name, so that go doc shows it there.
+func TestEachVerbHasAnExample(t *testing.T) {
+	names, _ := examples(t, ".")
+	set := token.NewFileSet()
+	for _, typ := range expect.Value(doc.NewFromFiles(set, parsed(t, set, ".", false), "."))(t).Types {
+		for _, m := range typ.Methods {
+			if typ.Name == "Runtime" && !strings.Contains(m.Doc, "Deprecated:") {
+				expect.That(t, names[typ.Name+"_"+m.Name], "there is no ExampleRuntime_%s", m.Name)
+			}
+		}
+	}
+}
+
+// TestEachFunctionIsInAnExample of its package.
+func TestEachFunctionIsInAnExample(t *testing.T) {
+	for _, dir := range public {
+		_, calls := examples(t, dir)
+		set := token.NewFileSet()
+		for _, f := range parsed(t, set, dir, false) {
+			for _, decl := range f.Decls {
+				if d, ok := decl.(*ast.FuncDecl); ok && d.Recv == nil && d.Name.IsExported() {
+					expect.That(t, calls[d.Name.Name], "%s: no example has %s", dir, d.Name.Name)
+				}
+			}
+		}
+	}
+}
+
+// examples returns the names of a package's examples, and the names that they use of other
+// packages.
+func examples(t *testing.T, dir string) (names, uses map[string]bool) {
+	t.Helper()
+	names, uses = map[string]bool{}, map[string]bool{}
+	for _, e := range doc.Examples(parsed(t, token.NewFileSet(), dir, true)...) {
+		names[e.Name] = true
+		ast.Inspect(e.Code, func(n ast.Node) bool {
+			if s, ok := n.(*ast.SelectorExpr); ok {
+				uses[s.Sel.Name] = true
+			}
+			return true
+		})
+	}
+	return names, uses
+}

@@ -6,13 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"net"
-	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
-	"time"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/netns"
@@ -48,36 +43,6 @@ func Example() {
 	}
 	if err := netns.Remove(path); err != nil {
 		log.Fatal(err)
-	}
-}
-
-// Setup with a deadline. When it expires, the running plugin is killed and
-// everything is undone before Setup returns.
-func ExampleRuntime_Setup() {
-	rt, err := cni.New(cni.WithDefaultConf)
-	if err != nil {
-		log.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-
-	result, err := rt.Setup(ctx, "web-1", "/run/netns/web-1",
-		cni.WithLabels(map[string]string{"K8S_POD_NAME": "web", "IgnoreUnknown": "1"}),
-		cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80}}),
-	)
-	switch {
-	case errors.Is(err, cni.ErrAlreadyAttached):
-		log.Print("still there from before; Remove it first")
-	case errors.Is(err, cni.ErrInvalidArgument), errors.Is(err, cni.ErrInvalidNetNS):
-		log.Fatal("no plugin ran: ", err)
-	case err != nil:
-		log.Fatal(err)
-	default:
-		for _, network := range result.Networks {
-			for _, i := range network.Interfaces {
-				fmt.Println(network.Name, i.Name, i.Mac, i.Sandbox, i.Addresses)
-			}
-		}
 	}
 }
 
@@ -137,26 +102,6 @@ func ExampleResult_IPv4() {
 	// true fd00:88::2
 }
 
-// Attach to some of the loaded networks, with an interface name and arguments
-// for one of them.
-func ExampleWithNetwork() {
-	rt, err := cni.New(cni.WithAllConf)
-	if err != nil {
-		log.Fatal(err)
-	}
-	result, err := rt.Setup(context.Background(), "web-1", "/run/netns/web-1",
-		cni.WithNetwork("podnet"),
-		cni.WithNetwork("storage",
-			cni.WithInterfaceName("san0"),
-			cni.WithCapabilityIPs("192.0.2.7/24"),
-		),
-	)
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(result.Networks[1].IfName) // san0
-}
-
 // An observer counts and times plugin calls. Here the call is a STATUS without
 // a plugin to ask.
 func ExampleWithObserver() {
@@ -198,102 +143,6 @@ func ExampleError() {
 	// STATUS of network podnet by plugin ipvlan
 	// plugin missing: true
 	// status network "podnet": plugin type="ipvlan" failed (status): failed to find plugin "ipvlan" in path [testdata/no-plugins]; install it there, or name its directory with WithPluginDir
-}
-
-// Attachments lists the containers of all programs on the host, with the values that
-// the caller gave to Setup.
-func ExampleRuntime_Attachments() {
-	rt, err := cni.New(cni.WithDefaultConf)
-	if err != nil {
-		log.Fatal(err)
-	}
-	_, err = rt.Setup(context.Background(), "web-1", "/run/netns/web-1",
-		cni.WithMetadata(map[string]string{"job": "web"}),
-		cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80}}),
-	)
-	if err != nil {
-		log.Fatal(err)
-	}
-	attachments, err := rt.Attachments() // also after a restart
-	if err != nil {
-		log.Fatal(err)
-	}
-	for _, a := range attachments {
-		fmt.Println(a.Metadata["job"], a.IfName, a.State, a.Addresses, a.Ports)
-	}
-}
-
-// The process of a container's task is known only after its network: it is put on record
-// beside it, so that the program finds it after a restart.
-func ExampleRuntime_SetMetadata() {
-	rt, err := cni.New(cni.WithDefaultConf)
-	if err != nil {
-		log.Fatal(err)
-	}
-	ctx := context.Background()
-	result, err := rt.Setup(ctx, "web-1", "", cni.WithNewNetNS())
-	if err != nil {
-		log.Fatal(err)
-	}
-	task := exec.Command("/usr/bin/web")
-	if err := netns.Do(result.NetNS, task.Start); err != nil {
-		log.Fatal(err)
-	}
-	if err := rt.SetMetadata(ctx, "web-1", map[string]string{"pid": strconv.Itoa(task.Process.Pid)}); err != nil {
-		log.Fatal(err)
-	}
-	attachments, err := rt.Attachments() // also after a restart
-	if err != nil {
-		log.Fatal(err)
-	}
-	for _, a := range attachments {
-		fmt.Println(a.ContainerID, a.Metadata["pid"])
-	}
-}
-
-// Which container a packet came from, for example to count traffic or to answer a request
-// for metadata.
-func ExampleRuntime_LookupAddr() {
-	rt, err := cni.New(cni.WithDefaultConf)
-	if err != nil {
-		log.Fatal(err)
-	}
-	attachments, err := rt.LookupAddr(netip.MustParseAddr("10.88.0.5"))
-	if errors.Is(err, cni.ErrNotAttached) {
-		log.Fatal("nobody has it")
-	}
-	if err != nil {
-		log.Fatal(err)
-	}
-	for _, a := range attachments {
-		fmt.Println(a.ContainerID, a.Network, a.IfName)
-	}
-}
-
-// The addresses that a container's interface has now: SLAAC and DHCP assign some after the
-// Setup, and change them.
-func ExampleRuntime_Lookup() {
-	rt, err := cni.New(cni.WithDefaultConf)
-	if err != nil {
-		log.Fatal(err)
-	}
-	result, err := rt.Lookup("web-1")
-	if err != nil {
-		log.Fatal(err)
-	}
-	var addrs []net.Addr
-	err = netns.Do("/run/netns/web-1", func() error {
-		eth0, err := net.InterfaceByName(result.Networks[0].IfName)
-		if err != nil {
-			return err
-		}
-		addrs, err = eth0.Addrs()
-		return err
-	})
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(addrs)
 }
 
 // The address at which containers of a network reach the host, for example for a DNS
@@ -459,28 +308,6 @@ func ExampleParsePorts() {
 	// [::1]:8000:80: host port 8000, container port 80, [tcp]
 	// [::1]:8001:81: host port 8001, container port 81, [tcp]
 	// port "8080:http": container port "http" is not 1 to 65535, or a range FIRST-LAST of them
-}
-
-// A port that the library chooses has a label, by which its caller finds it.
-func ExampleWithPorts() {
-	rt, err := cni.New(cni.WithAllConf, cni.WithPortRange(21000, 21999))
-	if err != nil {
-		log.Fatal(err)
-	}
-	result, err := rt.Setup(context.Background(), "web-1", "/run/netns/web-1",
-		cni.WithPorts(
-			cni.Port{Label: "http", ContainerPort: 80},
-			cni.Port{Label: "dns", HostPort: 53, ContainerPort: 53, Protocols: []string{"tcp", "udp"}},
-		),
-	)
-	if errors.Is(err, cni.ErrPortInUse) {
-		log.Fatalf("another range of ports is needed: %v", err)
-	}
-	if err != nil {
-		log.Fatal(err)
-	}
-	http, _ := result.Port("http")
-	fmt.Println("reached at port", http.HostPort)
 }
 
 // A configuration that comes with the call needs no Load. Without a container to attach,

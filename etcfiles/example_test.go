@@ -4,13 +4,16 @@ import (
 	"encoding/json"
 	"fmt"
 	"log"
+	"os"
+	"path/filepath"
+
+	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/etcfiles"
 )
 
-// The files of a container's /etc, from the Result of Setup or of Lookup. WriteHosts and
-// WriteResolvConf write them.
+// The files of a container's /etc, from the Result of Setup or of Lookup.
 func Example() {
 	stored := []byte(`{
 		"DNS": [{"nameservers": ["10.88.0.1"], "search": ["podnet.internal"]}],
@@ -39,4 +42,24 @@ func Example() {
 	// ---
 	// nameserver 10.88.0.1
 	// search podnet.internal
+}
+
+// The files of a container, to be mounted into it. They are replaced at once: a container that
+// reads them sees the old text or the new one.
+func ExampleWriteHosts() {
+	dir, err := os.MkdirTemp("", "web-1")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	result := &cni.Result{DNS: []types.DNS{{Nameservers: []string{"10.88.0.1"}}}} // Setup returns it
+	if err := etcfiles.WriteHosts(filepath.Join(dir, "hosts"), result, []string{"web-1"}); err != nil {
+		log.Fatal(err)
+	}
+	if err := etcfiles.WriteResolvConf(filepath.Join(dir, "resolv.conf"), result); err != nil {
+		log.Fatal(err)
+	}
+	files, err := os.ReadDir(dir)
+	fmt.Println(len(files), err)
+	// Output: 2 <nil>
 }

@@ -2,7 +2,9 @@ package guard_test
 
 import (
 	"context"
+	"fmt"
 	"log"
+	"os"
 	"os/signal"
 	"syscall"
 	"time"
@@ -49,4 +51,32 @@ func Example_removals() {
 		collected, err := rt.GC(context.Background(), cni.GCOptions{KeepIf: func(a cni.Attachment) bool { return wanted(a.ContainerID) }})
 		log.Print(collected, err)
 	}
+}
+
+// An administrator works on a network, and the guards of all programs leave it alone.
+func ExampleHolds() {
+	dir, err := os.MkdirTemp("", "example")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	rt, err := cni.New(cni.WithStateDir(dir))
+	if err != nil {
+		log.Fatal(err)
+	}
+	work := guard.Hold{Network: "pods", Reason: "the switch is replaced"}
+	if err := work.Begin(context.Background(), rt); err != nil {
+		log.Fatal(err)
+	}
+	all, err := guard.Holds(rt)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, h := range all {
+		fmt.Println(h.Network, h.Reason)
+	}
+	if err := work.End(context.Background(), rt); err != nil {
+		log.Fatal(err)
+	}
+	// Output: pods the switch is replaced
 }

@@ -26,3 +26,8 @@ func ExampleRun() {
 	// {"cniVersion":"1.1.0","supportedVersions":["0.1.0","0.2.0","0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}
 	// exit code 0
 }
+
+// The whole program of a plugin.
+func ExampleMain() {
+	shim.Main(shim.Options{Socket: "/run/example/multus.sock", QueueDir: "/var/lib/example/dels"})
+}
