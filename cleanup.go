@@ -183,7 +183,7 @@ type CleanUpTarget struct {
 func (r *Runtime) CleanUp(ctx context.Context, t CleanUpTarget) ([]string, error) {
 	found, err := r.current.Load().eng.ForceCleanUp(ctx, engine.CleanUpTarget(t))
 	if err != nil {
-		return found, fmt.Errorf("clean up %s of container %q on network %q: %w", t.IfName, t.ContainerID, t.Network, err)
+		return found, fmt.Errorf("clean up interface %q of container %q on network %q: %w", t.IfName, t.ContainerID, t.Network, err)
 	}
 	return found, nil
 }

@@ -41,7 +41,7 @@ d: not attached`)
 	repaired := RepairReport{ContainerID: "b", Repaired: []Difference{missing, differs}, Remaining: []outcome.Remaining{{Difference: failed, Reason: ErrNotRepairable}}}
 	expect.Same(t, "text of a repair", repaired.String(), `b: made again: network "net", interface eth0, plugin bridge: address 10.1.0.1/24 on cni0 was missing
 b: made again: network "net", interface eth0, plugin bridge: interface eth0 in the container was down, not up
-b: remains: network "net", interface eth0, plugin x: check: no (code 5) (not repairable: ask it): not repairable`)
+b: remains: network "net", interface eth0, plugin x: check: no (code 5): not repairable`)
 	expect.Same(t, "text of a Recover", Report{Adopted: []string{"b"}, Repaired: map[string][]Difference{"b": {missing}}}.String(),
 		`b: adopted
 b: made again: network "net", interface eth0, plugin bridge: address 10.1.0.1/24 on cni0 was missing`)

@@ -193,7 +193,7 @@ func (l *loaded) planned(ns *Namespace, sel selection) (*engine.Planned, error) 
 		return nil, fmt.Errorf("network for interface %s: %w: %w", name, err, ErrInvalidConfig)
 	}
 	if err := engine.ValidateIfName(name); err != nil {
-		return nil, fmt.Errorf("interface name %q: %w", name, err)
+		return nil, fmt.Errorf("interface %q: %w", name, err)
 	}
 	if err := engine.ValidateAttachmentName(n.conf.Config.Name, string(ns.id), name); err != nil {
 		return nil, err

@@ -208,7 +208,11 @@ func lastLines(stderr string) string {
 	if omitted <= 0 {
 		return strings.Join(lines, " | ")
 	}
-	return fmt.Sprintf("(%d lines omitted) %s", omitted, strings.Join(lines[omitted:], " | "))
+	noun := "lines"
+	if omitted == 1 {
+		noun = "line"
+	}
+	return fmt.Sprintf("(%d %s omitted) %s", omitted, noun, strings.Join(lines[omitted:], " | "))
 }
 
 // RecordError means that a container's attachment record cannot be used: a newer
@@ -251,7 +255,12 @@ type LeftoverError struct {
 
 // Error names the cause, the remaining things, and the remedy.
 func (e *LeftoverError) Error() string {
-	s := fmt.Sprintf("container %s could not be removed", e.ContainerID)
+	return "container " + e.ContainerID + " " + e.what()
+}
+
+// what is Error without the container.
+func (e *LeftoverError) what() string {
+	s := "could not be removed"
 	if why := e.Why(); why != "" {
 		s += ": " + why
 	}

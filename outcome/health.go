@@ -154,6 +154,15 @@ func (d Difference) MarshalJSON() ([]byte, error) {
 
 // String says what differs, or what a repair has found.
 func (d Difference) String() string {
+	s := d.what()
+	if !d.Repaired && !d.Repairable && d.Why != "" {
+		s += fmt.Sprintf(" (not repairable: %s)", d.Why)
+	}
+	return s
+}
+
+// what is String without the reason why nobody can repair it.
+func (d Difference) what() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "network %q, interface %s, plugin %s: %s", d.Network, d.IfName, d.Plugin, d.Kind)
 	if d.Object != "" {
@@ -173,9 +182,6 @@ func (d Difference) String() string {
 		fmt.Fprintf(&b, " %s missing", is)
 	default:
 		fmt.Fprintf(&b, " %s %s, not %s", is, d.Found, d.Wanted)
-	}
-	if !d.Repaired && !d.Repairable && d.Why != "" {
-		fmt.Fprintf(&b, " (not repairable: %s)", d.Why)
 	}
 	return b.String()
 }

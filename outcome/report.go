@@ -98,7 +98,7 @@ func (r Report) String() string {
 		of   map[string]error
 	}{{"failed", r.Failed}, {"skipped", r.Skipped}} {
 		for _, id := range slices.Sorted(maps.Keys(why.of)) {
-			lines = append(lines, fmt.Sprintf("%s: %s: %v", id, why.what, why.of[id]))
+			lines = append(lines, fmt.Sprintf("%s: %s: %s", id, why.what, textOn(id, why.of[id])))
 		}
 	}
 	for _, line := range r.Reclaimed {
@@ -129,6 +129,14 @@ func (r *Report) Err() error {
 	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return joined.Errors(errs...)
+}
+
+// textOn returns the text of an error in a line that begins with the container.
+func textOn(id string, err error) string {
+	if e, ok := err.(*LeftoverError); ok && e.ContainerID == id {
+		return e.what()
+	}
+	return err.Error()
 }
 
 func texts(errs map[string]error) map[string]string {
@@ -169,7 +177,7 @@ type Remaining struct {
 func (r *RepairReport) Err() error {
 	var errs []error
 	for _, left := range r.Remaining {
-		errs = append(errs, fmt.Errorf("%v: %w", left.Difference, left.Reason))
+		errs = append(errs, joined.Errorf("%s: %w", left.what(), left.Reason))
 	}
 	return joined.Errors(append(errs, r.Unknown...)...)
 }
@@ -181,7 +189,7 @@ func (r *RepairReport) String() string {
 		lines = append(lines, fmt.Sprintf("%s: made again: %v", r.ContainerID, d))
 	}
 	for _, left := range r.Remaining {
-		lines = append(lines, fmt.Sprintf("%s: remains: %v: %v", r.ContainerID, left.Difference, left.Reason))
+		lines = append(lines, fmt.Sprintf("%s: remains: %s: %v", r.ContainerID, left.what(), left.Reason))
 	}
 	for _, err := range r.Unknown {
 		lines = append(lines, fmt.Sprintf("%s: unknown: %v", r.ContainerID, err))

@@ -209,7 +209,7 @@ func TestPortsThatMapNothing(t *testing.T) {
 		{deaf, []cni.NamespaceOpts{cni.WithNetwork("net", chosen("http"))}, none},
 		{r, []cni.NamespaceOpts{chosen("http"), chosen("http")}, `two ports have the label "http": invalid argument`},
 		{r, []cni.NamespaceOpts{chosen("http", "tcp", "TCP")}, `port http: protocol tcp is named twice: invalid argument`},
-		{r, []cni.NamespaceOpts{chosen("http", "icmp")}, `port http: port mapping :1->80/icmp: protocol "icmp" is none of tcp, udp, sctp: invalid argument`},
+		{r, []cni.NamespaceOpts{chosen("http", "icmp")}, `port http: protocol "icmp" is none of tcp, udp, sctp: invalid argument`},
 		{r, []cni.NamespaceOpts{web(), cni.WithPorts(cni.Port{HostPort: 8080, ContainerPort: 1})}, `host port :8080->1/tcp is mapped twice: invalid argument`},
 		{r, []cni.NamespaceOpts{cni.WithCapability("portMappings", "all"), chosen("http")}, `WithPorts beside a capability portMappings of another type than PortMapping: invalid argument`},
 	} {

@@ -19,8 +19,11 @@ const maxCacheName = 255
 // ValidateID checks a container ID: a letter or digit, then letters, digits,
 // '_', '.', '-' (CNI specification 1.1.0, section 2).
 func ValidateID(id record.ID) error {
-	if err := utils.ValidateContainerID(string(id)); err != nil {
-		return fmt.Errorf("container ID %q: %w: %w", id, err, outcome.ErrInvalidArgument)
+	if id == "" {
+		return fmt.Errorf("the container ID is empty: %w", outcome.ErrInvalidArgument)
+	}
+	if utils.ValidateContainerID(string(id)) != nil {
+		return fmt.Errorf("container ID %q has invalid characters: %w", id, outcome.ErrInvalidArgument)
 	}
 	if len(id) > maxCacheName {
 		return fmt.Errorf("container ID of %d bytes is too long: %w", len(id), outcome.ErrInvalidArgument)
@@ -32,7 +35,7 @@ func ValidateID(id record.ID) error {
 // earlier version may have made, and that libcni can cache its result.
 func ValidateAttachmentName(network, id, ifName string) error {
 	if err := utils.ValidateInterfaceName(ifName); err != nil {
-		return fmt.Errorf("interface name %q: %w: %w", ifName, err, outcome.ErrInvalidArgument)
+		return fmt.Errorf("interface %q: %w: %w", ifName, err, outcome.ErrInvalidArgument)
 	}
 	if n := len(network) + len(id) + len(ifName) + 2; n > maxCacheName {
 		return fmt.Errorf("network %q, container ID and interface name take %d bytes together, %d are allowed: %w",

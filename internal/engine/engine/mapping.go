@@ -35,7 +35,7 @@ func ValidMappings(mappings []Mapping) ([]Mapping, error) {
 	for _, m := range mappings {
 		p, err := m.whole()
 		if err != nil {
-			errs = append(errs, err)
+			errs = append(errs, fmt.Errorf("port mapping %s: %w", p, err))
 			continue
 		}
 		claims := claimsOf([]Mapping{p})
@@ -50,7 +50,7 @@ func ValidMappings(mappings []Mapping) ([]Mapping, error) {
 	return wire, nil
 }
 
-// whole returns the mapping with its protocol as plugins know it.
+// whole returns the mapping with its protocol as plugins know it, also with an error.
 func (m Mapping) whole() (Mapping, error) {
 	p := m
 	p.Protocol = strings.ToLower(m.Protocol)
@@ -58,7 +58,7 @@ func (m Mapping) whole() (Mapping, error) {
 		p.Protocol = "tcp"
 	}
 	invalid := func(format string, args ...any) (Mapping, error) {
-		return Mapping{}, fmt.Errorf("port mapping %s: %s: %w", p, fmt.Sprintf(format, args...), outcome.ErrInvalidArgument)
+		return p, fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), outcome.ErrInvalidArgument)
 	}
 	if !slices.Contains(ports.Protocols(), p.Protocol) {
 		return invalid("protocol %q is none of tcp, udp, sctp", m.Protocol)

@@ -122,7 +122,7 @@ func TestCompare(t *testing.T) {
 		"its interface is gone":     {"1.0.0", "nosuch0", `{"type": "one"}, {"type": "x"}`, map[string]comparer{"one": finds(rule)}, []string{goneLine, "one rule r: [one wrong]"}},
 		"the plugin says so too":    {"1.0.0", "nosuch0", `{"type": "one"}`, map[string]comparer{"one": finds(gone)}, []string{goneLine}},
 		"a comparison that fails":   {"1.0.0", "lo", `{"type": "one"}, {"type": "two"}`, map[string]comparer{"one": func(context.Context) ([]contract.Difference, error) { return nil, wrong }, "two": finds(rule)}, []string{"two rule r: [two wrong]", "error [one not compared: wrong]"}},
-		"comparisons that fail":     {"1.0.0", "lo", `{"type": "one"}, {"type": "one"}`, map[string]comparer{"one": func(context.Context) ([]contract.Difference, error) { return nil, wrong }}, []string{"error [one not compared: wrong]\n[one not compared: wrong]"}},
+		"comparisons that fail":     {"1.0.0", "lo", `{"type": "one"}, {"type": "one"}`, map[string]comparer{"one": func(context.Context) ([]contract.Difference, error) { return nil, wrong }}, []string{"error [one not compared: wrong]; [one not compared: wrong]"}},
 		"nothing is asked if it is": {"1.0.0", "nosuch0", `{"type": "x"}`, nil, []string{`x interface nosuch0: interface nosuch0 of network "net" is gone: not attached`}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -201,17 +201,16 @@ func (c Cached) Find() (*libcni.NetworkAttachment, error) {
 
 // added returns the result of the ADD, or an ErrNotAdded.
 func (c Cached) added() (Partial, error) {
-	ifName := c.Attachment.IfName
 	added, err := c.Load()
 	if err == nil && added == nil {
-		return nil, fmt.Errorf("%s of network %q %w", ifName, c.List.Name, ErrNotAdded)
+		return nil, fmt.Errorf("it %w", ErrNotAdded)
 	}
 	var result Partial
 	if err == nil {
 		result, err = c.result()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s of network %q %w, as far as can be read: %w", ifName, c.List.Name, ErrNotAdded, err)
+		return nil, fmt.Errorf("it %w, as far as can be read: %w", ErrNotAdded, err)
 	}
 	return result, nil
 }
