@@ -8,6 +8,7 @@ import (
 
 // A picture is what a text describes.
 type picture struct {
+	title         string // for readers who do not see it
 	width, height int
 	boxes         map[string]box
 	names         []string // of the boxes, in the order of the text
@@ -39,6 +40,7 @@ func (e end) vertical() bool { return e.side == 'n' || e.side == 's' }
 
 // parse reads a text such as
 //
+//	title | two boxes
 //	size 880 430
 //	box   a 20 120 90 62 blue | title | second line
 //	box   b 220 120 90 62 blue | title
@@ -63,6 +65,9 @@ func (p *picture) add(line string) error {
 	}
 	words, lines := strings.Fields(parts[0]), parts[1:]
 	switch words[0] {
+	case "title":
+		p.title = strings.Join(lines, " ")
+		return nil
 	case "size":
 		_, err := fmt.Sscanf(parts[0], "size %d %d", &p.width, &p.height)
 		return err

@@ -45,6 +45,7 @@ func TestPictureIsWellFormed(t *testing.T) {
 		want += len(a.label)
 	}
 	expect.Same(t, "texts", texts, want)
+	expect.Contains(t, "picture", p.svg(), "<title>The life of a container: ", "<text", "&lt;&amp;&#34;&gt;")
 }
 
 // TestNothingIsHidden: boxes are in the picture and beside each other or in a group, and their

@@ -27,6 +27,7 @@ func (p *picture) svg() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %[1]d %d" `+
 		`font-family="DejaVu Sans, Verdana, Helvetica, Arial, sans-serif" font-size="12" text-anchor="middle">`+"\n", p.width, p.height, p.height)
+	fmt.Fprintf(&b, "<title>%s</title>\n", html.EscapeString(p.title))
 	fmt.Fprintf(&b, `<rect width="%d" height="%d" rx="%d" fill="#ffffff"/>`+"\n", p.width, p.height, corner)
 	for _, name := range p.names {
 		if at := p.boxes[name]; at.group {
