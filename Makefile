@@ -11,13 +11,13 @@ ELSEWHERE  := windows darwin
 # rest. The last two have requirements alone, and no packages. Of what the library
 # imports, thick/metrics and thick/kube require the root's versions, and the others those of
 # internal/oracle, so that the library is compiled and checked twice rather than for each.
-MODULES    ?= . internal/oracle thick/multus bench thick/metrics thick/kube gocni examples/faas
+MODULES    ?= . internal/oracle thick/multus bench thick/metrics thick/kube gocni examples/faas cmd/embedcni
 REQUIRING  := internal/refplugins/mains internal/lint
 # What the race detector sees: each package of the library under its own tests and those
 # of behaviour. These run the library's programs from outside, or compare it with others;
 # without the detector they start thousands of processes in a fifth of the time, and no
 # dependency is compiled twice.
-RACELESS   := internal/oracle thick/multus bench gocni examples/faas
+RACELESS   := internal/oracle thick/multus bench gocni examples/faas cmd/embedcni
 OUTSIDE    := /(internal/(damage|faults|interchange)|examples(/.*)?)$$
 STATIC     := $(GO) tool -modfile=$(CURDIR)/internal/lint/go.mod staticcheck
 FUZZTIME   ?= 30s

@@ -6,6 +6,7 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -38,7 +39,7 @@ type app struct {
 // flags are those of every command.
 type flags struct {
 	stateDir, recordDir, confDir string
-	pluginDirs                   []string
+	pluginDirs                   string // a list, as CNI_PATH
 	owner, builtin, hostNetNS    string
 	json                         bool
 	color                        string
@@ -55,12 +56,15 @@ const (
 func (a *app) options() []cni.Opt {
 	f := &a.flags
 	opts := []cni.Opt{
-		cni.WithOwner(f.owner), cni.WithStateDir(f.stateDir), cni.WithPluginConfDir(f.confDir),
+		cni.WithStateDir(f.stateDir), cni.WithPluginConfDir(f.confDir),
 		// An operator's command removes only what it is told to.
 		cni.WithoutReaping(),
 		cni.WithLogger(a.logger()), cni.WithObserver(a.observe),
 	}
-	if dirs := a.pluginDirs(); len(dirs) > 0 {
+	if f.owner != "" {
+		opts = append(opts, cni.WithOwner(f.owner))
+	}
+	if dirs := filepath.SplitList(f.pluginDirs); len(dirs) > 0 {
 		opts = append(opts, cni.WithPluginDir(dirs))
 	}
 	if f.recordDir != "" {
@@ -80,14 +84,6 @@ func (a *app) options() []cni.Opt {
 	return opts
 }
 
-// pluginDirs are the directories of the flag, each of which may be a list as in CNI_PATH.
-func (a *app) pluginDirs() (dirs []string) {
-	for _, list := range a.flags.pluginDirs {
-		dirs = append(dirs, filepath.SplitList(list)...)
-	}
-	return dirs
-}
-
 // open returns a Runtime without networks: enough for everything that goes by the records.
 func (a *app) open(opts ...cni.Opt) (*cni.Runtime, error) {
 	return cni.New(append(a.options(), opts...)...)
@@ -96,6 +92,19 @@ func (a *app) open(opts ...cni.Opt) (*cni.Runtime, error) {
 // openLoaded returns a Runtime with all networks of the configuration directory.
 func (a *app) openLoaded(opts ...cni.Opt) (*cni.Runtime, error) {
 	return a.open(append(opts, cni.WithAllConf)...)
+}
+
+// openAny returns a Runtime with the networks that can be loaded, for commands that go by the
+// records and know more with the configurations. It says on stderr why there are none.
+func (a *app) openAny(opts ...cni.Opt) (*cni.Runtime, error) {
+	rt, err := a.open(opts...)
+	if err != nil {
+		return nil, err
+	}
+	if err := rt.Load(cni.WithAllConf); err != nil && (!cni.IsCNINotInitialized(err) || cni.IsInvalidConfig(err)) {
+		fmt.Fprintf(a.Err, "The networks in %s are not known: %v\n", a.flags.confDir, err)
+	}
+	return rt, nil
 }
 
 // bounded is ctx with the deadline of --timeout.

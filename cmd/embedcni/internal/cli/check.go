@@ -38,7 +38,7 @@ lists all that differs.
 func (a *app) check(ctx context.Context, network string, c call) error {
 	ctx, cancel := a.bounded(ctx)
 	defer cancel()
-	rt, err := a.open()
+	rt, err := a.openNetworks()
 	if err != nil {
 		return err
 	}

@@ -28,7 +28,7 @@ func newCleanupCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "cleanup ID [NETWORK IFNAME]",
 		GroupID: groupChange,
-		Short:   "Removes by force what an attachment has left, without its plugins; without --yes it only lists it.",
+		Short:   "Removes by force what an attachment has left (with --yes).",
 		Long: `Cleanup is for an attachment that remove cannot end, because its plugin or configuration is
 gone for good, and for leftovers of another runtime: it runs no plugin, and removes what the
 reference plugins leave, and the record. What other plugins have left stays, and nobody
@@ -39,6 +39,7 @@ is on no record is named with its network and interface. A live container loses 
 --yes it changes nothing and lists what it would remove.`,
 		Example: `  embedcni cleanup web-7
   embedcni cleanup web-7 pods eth0 --address 10.1.0.7 --yes`,
+		Annotations: map[string]string{takesNoOwner: ""},
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 && len(args) != 3 {
 				return fmt.Errorf("%d arguments are given: it wants the ID of a container, and perhaps a network and an interface", len(args))
@@ -58,7 +59,8 @@ is on no record is named with its network and interface. A live container loses 
 func (a *app) cleanup(ctx context.Context, args, addresses []string, yes bool) error {
 	ctx, cancel := a.bounded(ctx)
 	defer cancel()
-	rt, err := a.open()
+	// Of an attachment on no record the configuration says where its addresses are reserved.
+	rt, err := a.openAny()
 	if err != nil {
 		return err
 	}

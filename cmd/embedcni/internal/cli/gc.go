@@ -35,7 +35,7 @@ func newGCCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "gc [NETWORK [NETNS]]",
 		GroupID: groupCNI,
-		Short:   "Removes the containers of --owner that are not to be kept; without --yes it only lists them.",
+		Short:   "Removes the containers that are not to be kept (with --yes).",
 		Long: `GC removes every container that --owner has on record and that --keep does not name, the
 live ones too, and leftovers of containers that are no longer on record. Then it runs CNI's
 GC of the plugins. With a network it removes only the attachments to that network.
@@ -86,8 +86,8 @@ func (a *app) gc(ctx context.Context, args []string, f gcFlags) error {
 		return errors.Join(err, printed)
 	}
 	if err == nil && len(v.Failed) > 0 {
-		return advise(errors.New(plural(len(v.Failed), "container")+" could not be removed; the records stay"),
-			"Mend the cause and run it again; 'embedcni cleanup ID' removes by force what its plugins cannot.")
+		return advise(errors.New(plural(len(v.Failed), "container")+" could not be removed"),
+			"The records stay. Mend the cause and run it again; 'embedcni cleanup ID' removes by force what its plugins cannot.")
 	}
 	return err
 }

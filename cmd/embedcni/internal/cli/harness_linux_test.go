@@ -62,6 +62,11 @@ func (s *session) removeAll() {
 // run runs the program on the host of the session.
 func (s *session) run(args ...string) (stdout, stderr string, code int) {
 	s.t.Helper()
+	return s.program(append(args, "--state-dir", s.host.StateDir, "--host-netns", s.host.NetNS)...)
+}
+
+// program runs the program with these arguments alone.
+func (s *session) program(args ...string) (stdout, stderr string, code int) {
 	var out, errs bytes.Buffer
 	streams := Streams{
 		In: strings.NewReader(""), Out: &out, Err: &errs,
@@ -75,7 +80,7 @@ func (s *session) run(args ...string) (stdout, stderr string, code int) {
 		},
 		Seconds: func() (<-chan time.Time, func()) { return s.ticks, func() {} },
 	}
-	code = Run(s.t.Context(), append(args, "--state-dir", s.host.StateDir, "--host-netns", s.host.NetNS), streams)
+	code = Run(s.t.Context(), args, streams)
 	return out.String(), errs.String(), code
 }
 

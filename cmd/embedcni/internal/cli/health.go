@@ -31,15 +31,22 @@ type differenceView struct {
 	Wanted     string `json:"wanted,omitempty"`
 	Found      string `json:"found,omitempty"`
 	Repairable bool   `json:"repairable"`
-	Why        string `json:"why,omitempty"` // it is not repairable
-	Error      string `json:"error,omitempty"`
+	Why        string `json:"why,omitempty"`   // it is not repairable
+	Error      string `json:"error,omitempty"` // of CHECK, if the kind is check
 }
 
+// kindCheck is the kind of a difference that only the plugin's CHECK knows.
+const kindCheck = "check"
+
 func viewDifference(d cni.Difference) differenceView {
-	return differenceView{
+	v := differenceView{
 		Network: d.Network, IfName: d.IfName, Plugin: d.Plugin, Kind: d.Kind, Inside: d.Inside, Object: d.Object,
-		Wanted: d.Wanted, Found: d.Found, Repairable: d.Repairable, Why: d.Why, Error: textOf(d.Err),
+		Wanted: d.Wanted, Found: d.Found, Repairable: d.Repairable, Why: d.Why,
 	}
+	if d.Kind == kindCheck { // of the others it only says again what is missing
+		v.Error = textOf(d.Err)
+	}
+	return v
 }
 
 // part names what is different, and how.
@@ -52,7 +59,7 @@ func (d differenceView) part() string {
 		text += " in the container"
 	}
 	switch {
-	case d.Kind == "check":
+	case d.Kind == kindCheck:
 		return d.Error
 	case d.Found == "":
 		return text + " is missing"
@@ -76,10 +83,10 @@ func newHealthCommand(a *app) *cobra.Command {
 		Long: `Health compares containers with their records: interfaces, addresses, routes, rules,
 ports, bridges. Then it asks the plugins that may know more for CHECK. It changes nothing.
 
-  healthy    nothing is missing or different, as far as anybody can tell
-  broken     the lines below say what is missing or different; see repair
-  unknown    it could not be told, for the reason beside it
-  gone       the network namespace is gone; see release
+    healthy   nothing is missing or different, as far as anybody can tell
+    broken    the lines say what is missing or different; see repair
+    unknown   it could not be told, for the reason beside it
+    gone      the network namespace is gone; see release
 
 Without IDs it looks at all containers of --owner. The exit code is 3 unless all are healthy.`,
 		Example: `  embedcni health
@@ -117,6 +124,9 @@ func (a *app) health(ctx context.Context, ids []string, allOwners bool, o cni.He
 	}
 	if len(ids) == 0 && !allOwners {
 		a.noteOthers(otherOwners(recorded))
+	}
+	if len(ids) == 0 && len(recorded) == 0 {
+		a.noteEmpty(rt)
 	}
 	if slices.ContainsFunc(views, func(v healthView) bool { return v.State != string(cni.StateHealthy) }) {
 		return errBad

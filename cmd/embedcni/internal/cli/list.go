@@ -126,6 +126,9 @@ func (a *app) list(allOwners bool) error {
 		return err
 	}
 	a.noteOthers(others)
+	if len(all) == 0 {
+		a.noteEmpty(rt)
+	}
 	return nil
 }
 
@@ -176,6 +179,12 @@ func stateColor(state string) color {
 	return red
 }
 
+// noteEmpty says on stderr that nothing is on record at all, and where: it may be the wrong
+// directory.
+func (a *app) noteEmpty(rt *cni.Runtime) {
+	fmt.Fprintf(a.Err, "Nothing is on record in %s. A program may have its records elsewhere: see --state-dir.\n", rt.GetConfig().RecordDir)
+}
+
 // noteOthers says on stderr which containers a list has left out.
 func (a *app) noteOthers(others map[string]int) {
 	if len(others) == 0 {
@@ -183,7 +192,11 @@ func (a *app) noteOthers(others map[string]int) {
 	}
 	var counts []string
 	for _, owner := range slices.Sorted(maps.Keys(others)) {
-		counts = append(counts, fmt.Sprintf("%s has %s", owner, plural(others[owner], "attachment")))
+		if owner == "" {
+			counts = append(counts, plural(others[owner], "record")+" without a legible owner")
+			continue
+		}
+		counts = append(counts, plural(others[owner], "attachment")+" of "+owner)
 	}
 	fmt.Fprintf(a.Err, "Not shown: %s. See --all-owners.\n", strings.Join(counts, ", "))
 }

@@ -75,7 +75,11 @@ func (a *app) foreign(c container) error {
 	owners := ownersOf(c.others)
 	if owners[0] == "" { // a damaged record may not name its owner
 		return advise(fmt.Errorf("container %s: its record does not say whose it is: %s", c.id, c.others[0].LastError),
-			"The program that attached it sweeps the record when it starts (Recover), unless the container lives.")
+			"The program that attached it sweeps the record when it starts, unless the container lives. "+
+				"If you mean to do that now, name no owner: --owner ''.")
+	}
+	if a.flags.owner == "" {
+		return advise(fmt.Errorf("container %s belongs to %s", c.id, strings.Join(owners, " and ")), "Name its owner: --owner %s.", owners[0])
 	}
 	return advise(fmt.Errorf("container %s belongs to %s, not to %s", c.id, strings.Join(owners, " and "), a.flags.owner),
 		"If you mean to change it, name its owner: --owner %s.", owners[0])
@@ -118,4 +122,14 @@ func (c container) selection() (opts []cni.NamespaceOpts) {
 		opts = append(opts, cni.WithNetwork(at.Network, cni.WithInterfaceName(at.IfName)))
 	}
 	return opts
+}
+
+// othersPart says whose a part is that another owner's attachment has; nothing if it is not.
+func (c container) othersPart(d cni.Difference) string {
+	for _, at := range c.others {
+		if at.Network == d.Network && at.IfName == d.IfName {
+			return "of " + at.Owner + "'s attachment: see --owner"
+		}
+	}
+	return ""
 }

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -42,7 +43,7 @@ func (a *app) ready(ctx context.Context) error {
 	ctx, cancel := a.bounded(ctx)
 	defer cancel()
 	v := readyView{Networks: []string{}, Reasons: []string{}, Skipped: []skippedFileView{}}
-	rt, err := a.open()
+	rt, err := a.open(cni.WithLogger(nil)) // the answer has what would be logged
 	if err != nil {
 		return err
 	}
@@ -71,18 +72,36 @@ func (a *app) ready(ctx context.Context) error {
 	return nil
 }
 
-// reasons returns the errors that an error joins, a text for each.
+// reasons returns the errors that Ready joins, a text for each.
 func reasons(err error) (texts []string) {
 	if err == nil {
 		return nil
 	}
-	if all, ok := err.(interface{ Unwrap() []error }); ok && strings.Contains(err.Error(), "\n") {
-		for _, one := range all.Unwrap() {
-			texts = append(texts, reasons(one)...)
-		}
-		return texts
+	if inner := errors.Unwrap(err); inner != nil {
+		err = inner // without the words that introduce the list
 	}
-	return []string{err.Error()}
+	for _, one := range parts(err) {
+		texts = append(texts, one.Error())
+	}
+	return texts
+}
+
+// parts returns the errors that are listed in an error, one behind the other; an error that
+// only wraps others is one.
+func parts(err error) []error {
+	list, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return []error{err}
+	}
+	var texts []string
+	var all []error
+	for _, one := range list.Unwrap() {
+		texts, all = append(texts, one.Error()), append(all, parts(one)...)
+	}
+	if text := err.Error(); text != strings.Join(texts, "\n") && text != strings.Join(texts, "; ") {
+		return []error{err}
+	}
+	return all
 }
 
 func (a *app) readyText(v readyView) string {

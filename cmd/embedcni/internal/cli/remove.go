@@ -30,10 +30,12 @@ func newRemoveCommand(a *app) *cobra.Command {
 		Long: `Remove detaches each container that is named from all networks to which --owner has
 attached it: it asks every plugin, removes leftovers, and verifies that nothing remains. No
 configuration is needed. If anything remains, the record stays, and remove may be repeated.
-All IDs are looked up before anything is removed.`,
+All IDs are looked up before anything is removed. A removal that has begun is carried through,
+whatever --timeout says.`,
 		Example: `  embedcni remove web-7 web-8
   embedcni remove web-7 --owner nomad`,
-		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeIDs(false),
+		Annotations: map[string]string{takesNoOwner: ""},
+		Args:        cobra.MinimumNArgs(1), ValidArgsFunction: a.completeIDs(false),
 		RunE: func(cmd *cobra.Command, ids []string) error { return a.remove(cmd.Context(), ids) },
 	}
 }
@@ -49,12 +51,11 @@ func (a *app) remove(ctx context.Context, ids []string) error {
 	if err != nil {
 		return err
 	}
-	return a.removed(ctx, rt, all)
+	return a.reportRemoved(a.removeAll(ctx, rt, all))
 }
 
-// removed removes containers, and prints what has come of it.
-func (a *app) removed(ctx context.Context, rt *cni.Runtime, all []container) error {
-	views := a.removeAll(ctx, rt, all)
+// reportRemoved prints what has come of removals.
+func (a *app) reportRemoved(views []removeView) error {
 	if err := a.print(views, func() string { return a.removeTable(views) }); err != nil {
 		return err
 	}
@@ -67,7 +68,7 @@ func (a *app) removed(ctx context.Context, rt *cni.Runtime, all []container) err
 	if failed == 0 {
 		return nil
 	}
-	return advise(errors.New(plural(failed, "container")+" could not be removed; the records stay"), "%s", firstAdvice(views))
+	return advise(errors.New(plural(failed, "container")+" could not be removed"), "%s", firstAdvice(views))
 }
 
 func firstAdvice(views []removeView) string {
@@ -104,15 +105,23 @@ func (a *app) removeAll(ctx context.Context, rt *cni.Runtime, all []container) [
 }
 
 func removeOne(ctx context.Context, rt *cni.Runtime, c container) removeView {
-	v := removeView{ContainerID: c.id, Left: []string{}}
 	err := ctx.Err()
 	if err == nil {
 		err = rt.Remove(ctx, c.id, "", c.selection()...)
 	}
+	return viewRemoval(c.id, err)
+}
+
+// viewRemoval is the view of a removal with this error.
+func viewRemoval(id string, err error) removeView {
+	v := removeView{ContainerID: id, Left: []string{}}
 	var left *cni.LeftoverError
 	if errors.As(err, &left) {
 		v.Left = append(v.Left, left.Left...)
 		v.advice = leftoverAdvice(left)
+		if err = left.Err; err == nil {
+			err = errors.New("something remains")
+		}
 	}
 	v.Removed, v.Error = err == nil, textOf(err)
 	return v

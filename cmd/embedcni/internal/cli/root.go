@@ -55,7 +55,7 @@ Exit codes:
 
 ` + indent(exitCodes),
 		SilenceUsage: true, SilenceErrors: true,
-		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.flags.validate() },
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.flags.validate(cmd) },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError("%w", err) })
 	root.AddGroup(
@@ -65,13 +65,32 @@ Exit codes:
 		&cobra.Group{ID: groupCNI, Title: "CNI's operations, as in cnitool:"},
 	)
 	a.addGlobalFlags(root)
+	if err := a.completeFlags(root); err != nil {
+		panic(err) // a flag of that name does not exist
+	}
 	for _, add := range commands() {
 		root.AddCommand(add(a))
 	}
-	for _, cmd := range root.Commands() {
-		usageErrors(cmd)
-	}
+	addCobras(root)
+	usageErrors(root)
 	return root
+}
+
+// addCobras adds the commands that cobra has ready, with texts like the others'.
+func addCobras(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		switch cmd.Name() {
+		case "help":
+			cmd.Short = "Prints the help of a command."
+		case "completion":
+			cmd.Short = "Prints the code with which a shell completes commands, flags and containers."
+			for _, shell := range cmd.Commands() {
+				shell.Short = "Prints the code for " + shell.Name() + "."
+			}
+		}
+	}
 }
 
 // commands are the constructors, in no particular order: help sorts them.
@@ -89,12 +108,12 @@ func (a *app) addGlobalFlags(root *cobra.Command) {
 	set.StringVar(&f.stateDir, "state-dir", "/var/lib/cni", "the `directory` of the records, that of the program that attached the containers")
 	set.StringVar(&f.recordDir, "record-dir", "", "the `directory` of the records, if that program has them elsewhere than in the state directory")
 	set.StringVar(&f.confDir, "conf-dir", a.variable("NETCONFPATH", cni.DefaultNetDir), "the `directory` of the network configurations (NETCONFPATH)")
-	set.StringSliceVar(&f.pluginDirs, "plugin-dir", []string{a.variable("CNI_PATH", cni.DefaultCNIDir)}, "the `directories` of the plugins, separated by colons (CNI_PATH)")
+	set.StringVar(&f.pluginDirs, "plugin-dir", a.variable("CNI_PATH", cni.DefaultCNIDir), "the `directories` of the plugins, separated by colons (CNI_PATH)")
 	set.StringVar(&f.owner, "owner", "embedcni", "the `program` whose containers the command is about")
 	set.StringVar(&f.builtin, "builtin", builtinFallback, "the plugins that run in process: those that are not installed (fallback), all, or these `types`, separated by commas")
 	set.StringVar(&f.hostNetNS, "host-netns", "", "the `path` of the host's network namespace, if it is not the caller's")
 	set.BoolVar(&f.json, "json", false, "print JSON, for programs")
-	set.StringVar(&f.color, "color", "auto", "use colors: `when` is auto (on a terminal, unless NO_COLOR is set), always or never")
+	set.StringVar(&f.color, "color", colorAuto, "use colors: `when` is auto (on a terminal, unless NO_COLOR is set), always or never")
 	set.DurationVar(&f.timeout, "timeout", 0, "give up after this `time`, such as 30s; 0 has no limit but those of the plugins")
 }
 
@@ -106,11 +125,15 @@ func (a *app) variable(name, otherwise string) string {
 	return otherwise
 }
 
-func (f *flags) validate() error {
-	if !slices.Contains([]string{"auto", "always", "never"}, f.color) {
+// takesNoOwner is the annotation of commands that take an empty --owner: they can do without the
+// owner of a record that is damaged.
+const takesNoOwner = "takesNoOwner"
+
+func (f *flags) validate(cmd *cobra.Command) error {
+	if !slices.Contains([]string{colorAuto, colorAlways, colorNever}, f.color) {
 		return usageError("--color %q is none of auto, always, never", f.color)
 	}
-	if f.owner == "" {
+	if _, ok := cmd.Annotations[takesNoOwner]; f.owner == "" && !ok {
 		return usageError("--owner is empty: name a program, as 'embedcni list --all-owners' does")
 	}
 	if f.builtin == "" {
@@ -132,6 +155,9 @@ func (a *app) logger() *slog.Logger {
 // usageErrors gives mistakes in the arguments of a command, and of those below it, the exit
 // code of usage.
 func usageErrors(cmd *cobra.Command) {
+	if cmd.HasSubCommands() && !cmd.Runnable() {
+		cmd.Args, cmd.RunE = wantsCommand, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	}
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
 			err := check(cmd, args)
@@ -146,9 +172,22 @@ func usageErrors(cmd *cobra.Command) {
 	}
 }
 
-// indent is text two spaces to the right.
+// wantsCommand is for a command that only has others below it.
+func wantsCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	text := fmt.Sprintf("unknown command %q for %q", args[0], cmd.CommandPath())
+	cmd.SuggestionsMinimumDistance = 2 // letters, as cobra's own
+	if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
+		text += "; do you mean " + strings.Join(like, " or ") + "?"
+	}
+	return errors.New(text)
+}
+
+// indent is text four spaces to the right, which man pages leave as it is.
 func indent(text string) string {
-	return "  " + strings.ReplaceAll(text, "\n", "\n  ")
+	return "    " + strings.ReplaceAll(text, "\n", "\n    ")
 }
 
 // plural is a number with its noun.

@@ -73,11 +73,14 @@ func dash(text string) string {
 func (a *app) print(value any, human func() string) error {
 	text := ""
 	if a.flags.json {
-		data, err := json.MarshalIndent(value, "", "  ")
-		if err != nil {
+		var b strings.Builder
+		encoder := json.NewEncoder(&b)
+		encoder.SetIndent("", "  ")
+		encoder.SetEscapeHTML(false)
+		if err := encoder.Encode(value); err != nil {
 			return err
 		}
-		text = string(data) + "\n"
+		text = b.String()
 	} else {
 		text = human()
 	}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"runtime"
 	"runtime/debug"
 	"strings"
 
@@ -16,6 +17,13 @@ type versionView struct {
 	CNIVersions []string `json:"cniVersions"` // of the specification
 }
 
+// release is the version of a package of the program, set by its maker:
+//
+//	go build -ldflags "-X github.com/embedcni/cni/cmd/embedcni/internal/cli.release=v0.1.0"
+//
+// Without it the version is that of the module, as go install knows it.
+var release string
+
 func newVersionCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "version",
@@ -25,9 +33,9 @@ func newVersionCommand(a *app) *cobra.Command {
 specification in which configurations may be written.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			v := versionView{Version: "(unknown)", CNIVersions: version.All.SupportedVersions()}
-			if info, ok := debug.ReadBuildInfo(); ok {
-				v.Version, v.Go = info.Main.Version, info.GoVersion
+			v := versionView{Version: release, Go: runtime.Version(), CNIVersions: version.All.SupportedVersions()}
+			if info, ok := debug.ReadBuildInfo(); ok && release == "" {
+				v.Version = info.Main.Version
 			}
 			return a.print(v, func() string {
 				return fmt.Sprintf("embedcni %s, %s, CNI %s\n", v.Version, v.Go, strings.Join(v.CNIVersions, " "))
