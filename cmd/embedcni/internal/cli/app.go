@@ -6,6 +6,7 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -91,6 +92,19 @@ func (a *app) open(opts ...cni.Opt) (*cni.Runtime, error) {
 // openLoaded returns a Runtime with all networks of the configuration directory.
 func (a *app) openLoaded(opts ...cni.Opt) (*cni.Runtime, error) {
 	return a.open(append(opts, cni.WithAllConf)...)
+}
+
+// openAny returns a Runtime with the networks that can be loaded, for commands that go by the
+// records and know more with the configurations. It says on stderr why there are none.
+func (a *app) openAny(opts ...cni.Opt) (*cni.Runtime, error) {
+	rt, err := a.open(opts...)
+	if err != nil {
+		return nil, err
+	}
+	if err := rt.Load(cni.WithAllConf); err != nil && (!cni.IsCNINotInitialized(err) || cni.IsInvalidConfig(err)) {
+		fmt.Fprintf(a.Err, "The networks in %s are not known: %v\n", a.flags.confDir, err)
+	}
+	return rt, nil
 }
 
 // bounded is ctx with the deadline of --timeout.

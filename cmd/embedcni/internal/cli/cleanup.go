@@ -59,7 +59,8 @@ is on no record is named with its network and interface. A live container loses 
 func (a *app) cleanup(ctx context.Context, args, addresses []string, yes bool) error {
 	ctx, cancel := a.bounded(ctx)
 	defer cancel()
-	rt, err := a.open()
+	// Of an attachment on no record the configuration says where its addresses are reserved.
+	rt, err := a.openAny()
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -59,7 +60,7 @@ func (a *app) confCheck(ctx context.Context, paths []string) error {
 	if len(paths) == 0 {
 		paths = []string{a.flags.confDir}
 	}
-	checker := &conf.Checker{PluginDirs: a.pluginDirs()}
+	checker := &conf.Checker{PluginDirs: filepath.SplitList(a.flags.pluginDirs)}
 	files, all := 0, []conf.Finding{}
 	for _, path := range paths {
 		n, found, err := checker.Path(ctx, path)

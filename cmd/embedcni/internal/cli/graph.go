@@ -3,7 +3,6 @@ package cli
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/cmd/embedcni/internal/graph"
 )
 
@@ -85,13 +83,10 @@ func (a *app) graph(ctx context.Context, f graphFlags) error {
 func (a *app) lookAtNode(ctx context.Context, f graphFlags) (graph.Host, error) {
 	ctx, cancel := a.bounded(ctx)
 	defer cancel()
-	rt, err := a.open()
+	// The containers are drawn from their records, whether or not their networks load.
+	rt, err := a.openAny()
 	if err != nil {
 		return graph.Host{}, err
-	}
-	// The containers are drawn from their records, whether or not their networks load.
-	if err := rt.Load(cni.WithAllConf); err != nil && (!cni.IsCNINotInitialized(err) || cni.IsInvalidConfig(err)) {
-		fmt.Fprintf(a.Err, "Networks without containers are not shown: %v\n", err)
 	}
 	o := graph.Options{Name: f.name, Owner: a.flags.owner, WithoutCheck: f.withoutCheck}
 	if f.allOwners {

@@ -89,6 +89,6 @@ func TestGraphOfNothing(t *testing.T) {
 	expect.NoError(t, os.Mkdir(s.host.ConfDir, 0o755))
 	s.host.WriteConf("10-bad.conflist", "{")
 	stdout, stderr = s.want(exitOK, "graph")
-	expect.Contains(t, "stderr", stderr, "Networks without containers are not shown: ", "10-bad.conflist")
+	expect.Contains(t, "stderr", stderr, "are not known: ", "10-bad.conflist")
 	expect.Contains(t, "SVG", stdout, "no network is loaded")
 }

@@ -99,7 +99,7 @@ func commands() []func(*app) *cobra.Command {
 		newListCommand, newShowCommand, newHealthCommand, newReadyCommand,
 		newRepairCommand, newRemoveCommand, newCleanupCommand, newReleaseCommand,
 		newAddCommand, newDelCommand, newCheckCommand, newStatusCommand, newGCCommand, newVersionCommand,
-		newGraphCommand, newWatchCommand, newConfCommand,
+		newGraphCommand, newWatchCommand, newAuditCommand, newConfCommand,
 	}
 }
 
