@@ -35,13 +35,13 @@ ELSEWHERE  := windows darwin
 # rest. REQUIRING have requirements alone, and no packages. Of what the library
 # imports, thick/metrics and thick/kube require the root's versions, and the others those of
 # internal/oracle, so that the library is compiled and checked twice rather than for each.
-MODULES    ?= . internal/oracle thick/multus bench thick/metrics thick/kube gocni examples/faas
+MODULES    ?= . internal/oracle thick/multus bench thick/metrics thick/kube gocni examples/faas cmd/embedcni
 REQUIRING  := internal/refplugins/mains internal/lint internal/deb
 # What the race detector sees: each package of the library under its own tests and those
 # of behaviour. These run the library's programs from outside, or compare it with others;
 # without the detector they start thousands of processes in a fifth of the time, and no
 # dependency is compiled twice.
-RACELESS   := internal/oracle thick/multus bench gocni examples/faas
+RACELESS   := internal/oracle thick/multus bench gocni examples/faas cmd/embedcni
 OUTSIDE    := /(internal/(damage|faults|interchange)|examples(/.*)?)$$
 STATIC     := $(GO) tool -modfile=$(CURDIR)/internal/lint/go.mod staticcheck
 FUZZTIME   ?= 30s
@@ -164,7 +164,7 @@ VERSION        ?= $(or $(shell git describe --tags --match 'v[0-9]*' 2>/dev/null
 install:
 	@umask 022 && to='$(patsubst %/,%,$(abspath $(DESTDIR)/))' && cd cmd/embedcni && \
 	mkdir -p "$$to$(PREFIX)/bin" "$$to$(BASHDIR)" "$$to$(ZSHDIR)" "$$to$(FISHDIR)" && \
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X github.com/embedcni/cni/cmd/embedcni/internal/cli.released=v$(VERSION)' \
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X github.com/embedcni/cni/cmd/embedcni/internal/cli.release=v$(VERSION)' \
 		-o "$$to$(PREFIX)/bin/embedcni" . && \
 	export GOARCH= && $(GO) run ./internal/man "$$to$(PREFIX)/share/man/man8" && \
 	$(GO) run . completion bash >"$$to$(BASHDIR)/embedcni" && \

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"github.com/spf13/cobra"
 
@@ -66,10 +67,12 @@ func (a *app) add(ctx context.Context, network string, c call, opts []cni.Namesp
 	p := a.begin("add", 0)
 	result, err := rt.Setup(ctx, c.id, c.netns, append(opts, c.network(network))...)
 	p.end()
-	if errors.Is(err, cni.ErrAlreadyAttached) {
+	switch {
+	case errors.Is(err, cni.ErrAlreadyAttached):
 		return advise(err, "'embedcni show %s' shows it; another interface takes another --ifname.", c.id)
-	}
-	if err != nil {
+	case errors.Is(err, cni.ErrInvalidNetNS) && errors.Is(err, fs.ErrNotExist):
+		return advise(err, "Make it with 'ip netns add', or have it made with --new-netns.")
+	case err != nil:
 		return err
 	}
 	for _, raw := range result.Raw() {

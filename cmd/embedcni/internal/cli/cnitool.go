@@ -39,17 +39,16 @@ type call struct {
 
 // call returns what the flags and the path of a namespace mean.
 func (f *toolFlags) call(netns string) (c call, err error) {
-	if c.netns, err = filepath.Abs(netns); err != nil {
-		return c, err
-	}
-	if netns == "" {
-		c.netns = ""
+	if netns != "" { // else Remove goes by the ID, and --new-netns chooses a path
+		if c.netns, err = filepath.Abs(netns); err != nil {
+			return c, err
+		}
 	}
 	if c.id = f.id; c.id == "" {
 		if netns == "" {
 			return c, usageError("neither a namespace nor --id is given: which container is it?")
 		}
-		// The ID that cnitool makes, so that each finds what the other has attached.
+		// The ID that cnitool makes, so that del finds what it has attached.
 		sum := sha512.Sum512([]byte(c.netns))
 		c.id = fmt.Sprintf("cnitool-%x", sum[:10])
 	}
@@ -64,7 +63,7 @@ func (f *toolFlags) call(netns string) (c call, err error) {
 		}
 	}
 	if f.capArgs != "" {
-		var values map[string]any
+		var values map[string]json.RawMessage // which keeps each digit
 		if err := json.Unmarshal([]byte(f.capArgs), &values); err != nil {
 			return c, usageError(`CAP_ARGS: %w: it is a JSON object such as {"portMappings": [...]}`, err)
 		}

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -25,6 +26,31 @@ func (a *app) completeIDs(everyOwner bool) cobra.CompletionFunc {
 		}
 		return unique(ids), cobra.ShellCompDirectiveNoFileComp
 	}
+}
+
+// completeFlags completes the values of global flags. What is no directory is no file.
+func (a *app) completeFlags(root *cobra.Command) error {
+	fixed := func(values ...cobra.Completion) cobra.CompletionFunc {
+		return cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
+	}
+	owners := func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		rt, err := a.open()
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		all, err := rt.Attachments()
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		return ownersOf(all), cobra.ShellCompDirectiveNoFileComp
+	}
+	return errors.Join(
+		root.RegisterFlagCompletionFunc("color", fixed(colorAuto, colorAlways, colorNever)),
+		root.RegisterFlagCompletionFunc("builtin", fixed(builtinFallback, builtinAll)),
+		root.RegisterFlagCompletionFunc("timeout", fixed("10s", "1m")),
+		root.RegisterFlagCompletionFunc("owner", owners),
+		root.MarkPersistentFlagDirname("state-dir"), root.MarkPersistentFlagDirname("record-dir"), root.MarkPersistentFlagDirname("conf-dir"),
+	)
 }
 
 // completeNetwork completes the name of a configured network as the first argument, and a

@@ -29,11 +29,10 @@ func (a *app) complain(command string, err error) {
 // is nothing better to say.
 func (a *app) advice(command string, err error) string {
 	var own *adviceError
-	var exit *exitError
 	switch {
 	case errors.As(err, &own):
 		return own.advice
-	case errors.As(err, &exit) && exit.code == exitUsage:
+	case codeOf(err) == exitUsage:
 		return fmt.Sprintf("See '%s --help'.", command)
 	case errors.Is(err, cni.ErrNotAttached):
 		return "'embedcni list --all-owners' shows what is on record in " + a.flags.stateDir + "."
@@ -44,7 +43,7 @@ func (a *app) advice(command string, err error) string {
 	case errors.Is(err, cni.ErrInsecureFile):
 		return "Take write permission from other users: chmod o-w, or chown root."
 	case errors.Is(err, os.ErrPermission):
-		return "Run the command as root: it enters network namespaces (CAP_SYS_ADMIN) and changes them (CAP_NET_ADMIN)."
+		return "Run the command as root: it reads the records, and enters and changes network namespaces."
 	case errors.Is(err, context.DeadlineExceeded) && a.flags.timeout > 0:
 		return "Give it more time with --timeout."
 	}

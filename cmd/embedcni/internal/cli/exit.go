@@ -3,6 +3,8 @@ package cli
 import (
 	"errors"
 	"fmt"
+
+	"github.com/embedcni/cni"
 )
 
 // Exit codes. The help of the root command and docs/operating.md list them.
@@ -65,6 +67,8 @@ func codeOf(err error) int {
 		return exitOK
 	case errors.As(err, &e):
 		return e.code
+	case errors.Is(err, cni.ErrInvalidArgument): // nothing ran
+		return exitUsage
 	}
 	return exitFailed
 }

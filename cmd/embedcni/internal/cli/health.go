@@ -83,10 +83,10 @@ func newHealthCommand(a *app) *cobra.Command {
 		Long: `Health compares containers with their records: interfaces, addresses, routes, rules,
 ports, bridges. Then it asks the plugins that may know more for CHECK. It changes nothing.
 
-  healthy    nothing is missing or different, as far as anybody can tell
-  broken     the lines below say what is missing or different; see repair
-  unknown    it could not be told, for the reason beside it
-  gone       the network namespace is gone; see release
+    healthy   nothing is missing or different, as far as anybody can tell
+    broken    the lines say what is missing or different; see repair
+    unknown   it could not be told, for the reason beside it
+    gone      the network namespace is gone; see release
 
 Without IDs it looks at all containers of --owner. The exit code is 3 unless all are healthy.`,
 		Example: `  embedcni health
@@ -124,6 +124,9 @@ func (a *app) health(ctx context.Context, ids []string, allOwners bool, o cni.He
 	}
 	if len(ids) == 0 && !allOwners {
 		a.noteOthers(otherOwners(recorded))
+	}
+	if len(ids) == 0 && len(recorded) == 0 {
+		a.noteEmpty(rt)
 	}
 	if slices.ContainsFunc(views, func(v healthView) bool { return v.State != string(cni.StateHealthy) }) {
 		return errBad

@@ -126,6 +126,9 @@ func (a *app) list(allOwners bool) error {
 		return err
 	}
 	a.noteOthers(others)
+	if len(all) == 0 {
+		a.noteEmpty(rt)
+	}
 	return nil
 }
 
@@ -174,6 +177,12 @@ func stateColor(state string) color {
 		return yellow
 	}
 	return red
+}
+
+// noteEmpty says on stderr that nothing is on record at all, and where: it may be the wrong
+// directory.
+func (a *app) noteEmpty(rt *cni.Runtime) {
+	fmt.Fprintf(a.Err, "Nothing is on record in %s. A program may have its records elsewhere: see --state-dir.\n", rt.GetConfig().RecordDir)
 }
 
 // noteOthers says on stderr which containers a list has left out.

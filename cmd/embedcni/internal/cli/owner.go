@@ -123,3 +123,13 @@ func (c container) selection() (opts []cni.NamespaceOpts) {
 	}
 	return opts
 }
+
+// othersPart says whose a part is that another owner's attachment has; nothing if it is not.
+func (c container) othersPart(d cni.Difference) string {
+	for _, at := range c.others {
+		if at.Network == d.Network && at.IfName == d.IfName {
+			return "of " + at.Owner + "'s attachment: see --owner"
+		}
+	}
+	return ""
+}

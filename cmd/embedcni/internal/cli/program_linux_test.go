@@ -52,6 +52,21 @@ func TestEnvironmentOfCnitool(t *testing.T) {
 	}
 }
 
+// TestPortsOfCnitool forwards a port as cnitool's users write it. It is on record, so that no
+// other container gets it.
+func TestPortsOfCnitool(t *testing.T) {
+	s := newSession(t)
+	s.env["CAP_ARGS"] = `{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}`
+	s.want(exitOK, "add", "pods", cnitest.Container(t), "--id", "web-1")
+	if stdout, _ := s.want(exitOK, "list"); !strings.Contains(stdout, " 8080->80/tcp ") {
+		t.Errorf("list prints\n%s", stdout)
+	}
+	_, stderr := s.want(exitFailed, "add", "pods", cnitest.Container(t), "--id", "web-2")
+	if !strings.Contains(stderr, "web-1") {
+		t.Errorf("the error does not say who has the port: %s", stderr)
+	}
+}
+
 // TestDelOfCnitools detaches a container that libcni has attached, as cnitool does.
 func TestDelOfCnitools(t *testing.T) {
 	s := newSession(t)
@@ -91,6 +106,8 @@ func TestCompletion(t *testing.T) {
 		"remove web-1 ":         {"web-2"},
 		"remove --owner=nomad ": {"db-1"},
 		"add ":                  {"pods"},
+		"list --owner ":         {"nomad", "embedcni"},
+		"list --color ":         {"auto", "always", "never"},
 	} {
 		// The hidden command ends with the word that is to be completed.
 		words := strings.Split(line, " ")

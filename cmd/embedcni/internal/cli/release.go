@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -29,11 +30,12 @@ func newReleaseCommand(a *app) *cobra.Command {
 		Long: `Release lists the containers of --owner whose network namespace is gone, or was of an
 earlier boot, and the addresses and ports of the host that they still hold on record. With
 IDs and --yes it removes what is left of them: the plugins are asked for DEL, so that the
-addresses and ports are free again, leftovers are removed, and the record ends.
+addresses and ports are free again, leftovers are removed, and the record ends. Removals of
+--owner's that have failed before are tried again with it.
 
-It never touches a container that lives, or that may live: remove does that. The program
-that attached a container releases it by itself when it starts, or when it is asked to
-remove the container.`,
+It never touches a container that lives, or that may live: remove does that. A container
+that is attached anew meanwhile stays. The program that attached a container releases it by
+itself when it starts, or when it is asked to remove the container.`,
 		Example: `  embedcni release
   embedcni release web-7 --yes`,
 		ValidArgsFunction: a.completeIDs(false),
@@ -68,7 +70,11 @@ func (a *app) release(ctx context.Context, ids []string, yes bool) error {
 			"'embedcni remove %s' detaches it although it may live.", alive[0].ContainerID)
 	}
 	if yes {
-		return a.removed(ctx, rt, all)
+		views, err := a.releaseAll(ctx, rt, all)
+		if err != nil {
+			return err
+		}
+		return a.reportRemoved(views)
 	}
 	views := viewReleases(all, gone)
 	return a.print(views, func() string { return a.releaseTable(views) })
@@ -90,6 +96,35 @@ func (a *app) gone(ctx context.Context, rt *cni.Runtime, all []container) (gone,
 		}
 	}
 	return gone, alive, err
+}
+
+// releaseAll removes containers that are gone. GC looks at each record again while nobody can
+// attach the container, so that one that is attached anew by now is not removed.
+func (a *app) releaseAll(ctx context.Context, rt *cni.Runtime, gone []container) ([]removeView, error) {
+	p := a.begin("release", 0)
+	defer p.end()
+	report, err := rt.GC(ctx, cni.GCOptions{KeepIf: func(at cni.Attachment) bool { return !isAmong(gone, at) }})
+	if err != nil {
+		return nil, err
+	}
+	views := make([]removeView, len(gone))
+	for i, c := range gone {
+		err := errors.Join(report.Failed[c.id], report.Skipped[c.id])
+		if err == nil && !slices.Contains(report.Removed, c.id) {
+			err = errors.New("it was attached anew, or removed, meanwhile")
+		}
+		views[i] = viewRemoval(c.id, err)
+	}
+	return views, nil
+}
+
+// isAmong reports whether an attachment is one of those that the containers had.
+func isAmong(all []container, at cni.Attachment) bool {
+	return slices.ContainsFunc(all, func(c container) bool {
+		return slices.ContainsFunc(c.own, func(seen cni.Attachment) bool {
+			return seen.ContainerID == at.ContainerID && seen.IfName == at.IfName && seen.Since.Equal(at.Since)
+		})
+	})
 }
 
 func viewReleases(all []container, gone []cni.Health) []releaseView {

@@ -30,7 +30,8 @@ func newRemoveCommand(a *app) *cobra.Command {
 		Long: `Remove detaches each container that is named from all networks to which --owner has
 attached it: it asks every plugin, removes leftovers, and verifies that nothing remains. No
 configuration is needed. If anything remains, the record stays, and remove may be repeated.
-All IDs are looked up before anything is removed.`,
+All IDs are looked up before anything is removed. A removal that has begun is carried through,
+whatever --timeout says.`,
 		Example: `  embedcni remove web-7 web-8
   embedcni remove web-7 --owner nomad`,
 		Annotations: map[string]string{takesNoOwner: ""},
@@ -50,12 +51,11 @@ func (a *app) remove(ctx context.Context, ids []string) error {
 	if err != nil {
 		return err
 	}
-	return a.removed(ctx, rt, all)
+	return a.reportRemoved(a.removeAll(ctx, rt, all))
 }
 
-// removed removes containers, and prints what has come of it.
-func (a *app) removed(ctx context.Context, rt *cni.Runtime, all []container) error {
-	views := a.removeAll(ctx, rt, all)
+// reportRemoved prints what has come of removals.
+func (a *app) reportRemoved(views []removeView) error {
 	if err := a.print(views, func() string { return a.removeTable(views) }); err != nil {
 		return err
 	}
@@ -105,11 +105,16 @@ func (a *app) removeAll(ctx context.Context, rt *cni.Runtime, all []container) [
 }
 
 func removeOne(ctx context.Context, rt *cni.Runtime, c container) removeView {
-	v := removeView{ContainerID: c.id, Left: []string{}}
 	err := ctx.Err()
 	if err == nil {
 		err = rt.Remove(ctx, c.id, "", c.selection()...)
 	}
+	return viewRemoval(c.id, err)
+}
+
+// viewRemoval is the view of a removal with this error.
+func viewRemoval(id string, err error) removeView {
+	v := removeView{ContainerID: id, Left: []string{}}
 	var left *cni.LeftoverError
 	if errors.As(err, &left) {
 		v.Left = append(v.Left, left.Left...)

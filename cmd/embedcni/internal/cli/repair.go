@@ -74,9 +74,9 @@ func (a *app) repair(ctx context.Context, ids []string, f repairFlags) error {
 	views := []repairView{}
 	if len(wanted) > 0 {
 		if f.yes {
-			views, err = a.repaired(ctx, rt, idsOf(wanted), f)
+			views, err = a.repaired(ctx, rt, wanted, f)
 		} else {
-			views, err = a.repairable(ctx, rt, idsOf(wanted), f)
+			views, err = a.repairable(ctx, rt, wanted, f)
 		}
 		if err != nil {
 			return err
@@ -100,9 +100,10 @@ func (a *app) wanted(rt *cni.Runtime, ids []string) ([]container, error) {
 }
 
 // repaired repairs containers, looks at them again, and returns what has come of it.
-func (a *app) repaired(ctx context.Context, rt *cni.Runtime, ids []string, f repairFlags) ([]repairView, error) {
+func (a *app) repaired(ctx context.Context, rt *cni.Runtime, wanted []container, f repairFlags) ([]repairView, error) {
 	p := a.begin("repair", 0)
 	defer p.end()
+	ids := idsOf(wanted)
 	reports, err := rt.RepairAll(ctx, ids, cni.RepairOptions{Inside: f.inside, Unheld: !f.held})
 	if err != nil {
 		return nil, err
@@ -112,31 +113,37 @@ func (a *app) repaired(ctx context.Context, rt *cni.Runtime, ids []string, f rep
 		return nil, fmt.Errorf("repaired, and then could not look again: %w", err)
 	}
 	views := make([]repairView, 0, len(ids))
-	for _, r := range reports {
-		at := slices.IndexFunc(verdicts, func(h cni.Health) bool { return h.ContainerID == r.ContainerID })
-		if at < 0 {
-			return nil, fmt.Errorf("container %s: health has no verdict on it", r.ContainerID)
+	for _, h := range verdicts {
+		at := slices.IndexFunc(wanted, func(c container) bool { return c.id == h.ContainerID })
+		if at < 0 { // the record was damaged meanwhile, and does not name the container
+			views = append(views, repairView{ContainerID: h.ContainerID, State: string(h.State), Repaired: []differenceView{}, Remaining: []remainingView{}, Reason: textOf(h.Reason)})
+			continue
 		}
-		h := verdicts[at]
-		v := repairView{ContainerID: r.ContainerID, State: string(h.State), Repaired: []differenceView{}, Remaining: []remainingView{}}
-		v.Reason = textOf(errors.Join(append(slices.Clone(r.Unknown), h.Reason)...))
-		if h.State == cni.StateHealthy {
-			v.Reason = ""
-		}
-		for _, d := range r.Repaired {
-			v.Repaired = append(v.Repaired, viewDifference(d))
-		}
-		for _, d := range h.Differences {
-			v.Remaining = append(v.Remaining, remainingView{viewDifference(d), a.whyRemains(r, d)})
-		}
-		views = append(views, v)
+		views = append(views, viewRepair(wanted[at], reports[at], h))
 	}
 	return views, nil
 }
 
+func viewRepair(c container, r *cni.RepairReport, h cni.Health) repairView {
+	v := repairView{ContainerID: c.id, State: string(h.State), Repaired: []differenceView{}, Remaining: []remainingView{}}
+	if h.State != cni.StateHealthy {
+		v.Reason = textOf(errors.Join(append(slices.Clone(r.Unknown), h.Reason)...))
+	}
+	for _, d := range r.Repaired {
+		v.Repaired = append(v.Repaired, viewDifference(d))
+	}
+	for _, d := range h.Differences {
+		v.Remaining = append(v.Remaining, remainingView{viewDifference(d), whyRemains(c, r, d)})
+	}
+	return v
+}
+
 // whyRemains returns why a difference is still there: the reason of Repair, or else that of
 // the difference itself.
-func (a *app) whyRemains(r *cni.RepairReport, d cni.Difference) string {
+func whyRemains(c container, r *cni.RepairReport, d cni.Difference) string {
+	if why := c.othersPart(d); why != "" {
+		return why
+	}
 	for _, rest := range r.Remaining {
 		if rest.Kind == d.Kind && rest.Object == d.Object && rest.Network == d.Network && rest.IfName == d.IfName && rest.Reason != nil {
 			return reasonText(rest.Reason)
@@ -165,10 +172,10 @@ func notRepairable(d cni.Difference) string {
 }
 
 // repairable returns what repair would do.
-func (a *app) repairable(ctx context.Context, rt *cni.Runtime, ids []string, f repairFlags) ([]repairView, error) {
+func (a *app) repairable(ctx context.Context, rt *cni.Runtime, wanted []container, f repairFlags) ([]repairView, error) {
 	p := a.begin("health", 0)
 	defer p.end()
-	verdicts, err := rt.Health(ctx, cni.HealthOptions{Containers: ids})
+	verdicts, err := rt.Health(ctx, cni.HealthOptions{Containers: idsOf(wanted)})
 	if err != nil {
 		return nil, err
 	}
@@ -176,14 +183,15 @@ func (a *app) repairable(ctx context.Context, rt *cni.Runtime, ids []string, f r
 	if err != nil {
 		return nil, fmt.Errorf("read what administrators hold: %w", err)
 	}
-	views := make([]repairView, 0, len(ids))
+	views := make([]repairView, 0, len(wanted))
 	for _, h := range verdicts {
+		at := slices.IndexFunc(wanted, func(c container) bool { return c.id == h.ContainerID })
 		v := repairView{ContainerID: h.ContainerID, State: string(h.State), DryRun: true, Repaired: []differenceView{}, Remaining: []remainingView{}}
 		if h.State != cni.StateHealthy {
 			v.Reason = textOf(h.Reason)
 		}
-		for _, d := range h.Differences {
-			if why := f.refuses(h.ContainerID, d, holds); why != "" {
+		for _, d := range h.Differences { // none if the record is damaged, and names no container
+			if why := f.refuses(wanted[at], d, holds); why != "" {
 				v.Remaining = append(v.Remaining, remainingView{viewDifference(d), why})
 			} else {
 				v.Repaired = append(v.Repaired, viewDifference(d))
@@ -195,11 +203,13 @@ func (a *app) repairable(ctx context.Context, rt *cni.Runtime, ids []string, f r
 }
 
 // refuses says why repair would leave a part; nothing if it would add it.
-func (f repairFlags) refuses(id string, d cni.Difference, holds []guard.Hold) string {
+func (f repairFlags) refuses(c container, d cni.Difference, holds []guard.Hold) string {
 	held := func(h guard.Hold) bool {
-		return (h.ContainerID == "" || h.ContainerID == id) && (h.Network == "" || h.Network == d.Network)
+		return (h.ContainerID == "" || h.ContainerID == c.id) && (h.Network == "" || h.Network == d.Network)
 	}
 	switch {
+	case c.othersPart(d) != "":
+		return c.othersPart(d)
 	case !d.Repairable:
 		return notRepairable(d)
 	case d.Inside && !f.inside:
@@ -211,9 +221,9 @@ func (f repairFlags) refuses(id string, d cni.Difference, holds []guard.Hold) st
 }
 
 func (a *app) repairTable(views []repairView, f repairFlags) string {
-	done := "would add"
+	done := "would repair"
 	if f.yes {
-		done = "added"
+		done = "repaired"
 	}
 	t := table{header: []string{"CONTAINER", "STATE", "REPAIR", "PART"}}
 	healthy, parts := 0, 0
@@ -224,7 +234,11 @@ func (a *app) repairTable(views []repairView, f repairFlags) string {
 		parts += len(v.Repaired)
 		state := cell{v.State, healthColor(v.State)}
 		for _, d := range v.Repaired {
-			t.add(cell{text: v.ContainerID}, state, cell{done, green}, cell{text: d.Network + ": " + d.Kind + " " + d.Object})
+			part := d.part()
+			if f.yes {
+				part = d.Kind + " " + d.Object
+			}
+			t.add(cell{text: v.ContainerID}, state, cell{done, green}, cell{text: d.Network + ": " + part})
 		}
 		for _, d := range v.Remaining {
 			t.add(cell{text: v.ContainerID}, state, cell{"remains", red}, cell{text: d.Network + ": " + d.part() + " (" + d.Reason + ")"})

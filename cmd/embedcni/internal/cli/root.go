@@ -65,6 +65,9 @@ Exit codes:
 		&cobra.Group{ID: groupCNI, Title: "CNI's operations, as in cnitool:"},
 	)
 	a.addGlobalFlags(root)
+	if err := a.completeFlags(root); err != nil {
+		panic(err) // a flag of that name does not exist
+	}
 	for _, add := range commands() {
 		root.AddCommand(add(a))
 	}
@@ -109,7 +112,7 @@ func (a *app) addGlobalFlags(root *cobra.Command) {
 	set.StringVar(&f.builtin, "builtin", builtinFallback, "the plugins that run in process: those that are not installed (fallback), all, or these `types`, separated by commas")
 	set.StringVar(&f.hostNetNS, "host-netns", "", "the `path` of the host's network namespace, if it is not the caller's")
 	set.BoolVar(&f.json, "json", false, "print JSON, for programs")
-	set.StringVar(&f.color, "color", "auto", "use colors: `when` is auto (on a terminal, unless NO_COLOR is set), always or never")
+	set.StringVar(&f.color, "color", colorAuto, "use colors: `when` is auto (on a terminal, unless NO_COLOR is set), always or never")
 	set.DurationVar(&f.timeout, "timeout", 0, "give up after this `time`, such as 30s; 0 has no limit but those of the plugins")
 }
 
@@ -126,7 +129,7 @@ func (a *app) variable(name, otherwise string) string {
 const takesNoOwner = "takesNoOwner"
 
 func (f *flags) validate(cmd *cobra.Command) error {
-	if !slices.Contains([]string{"auto", "always", "never"}, f.color) {
+	if !slices.Contains([]string{colorAuto, colorAlways, colorNever}, f.color) {
 		return usageError("--color %q is none of auto, always, never", f.color)
 	}
 	if _, ok := cmd.Annotations[takesNoOwner]; f.owner == "" && !ok {
@@ -181,9 +184,9 @@ func wantsCommand(cmd *cobra.Command, args []string) error {
 	return errors.New(text)
 }
 
-// indent is text two spaces to the right.
+// indent is text four spaces to the right, which man pages leave as it is.
 func indent(text string) string {
-	return "  " + strings.ReplaceAll(text, "\n", "\n  ")
+	return "    " + strings.ReplaceAll(text, "\n", "\n    ")
 }
 
 // plural is a number with its noun.

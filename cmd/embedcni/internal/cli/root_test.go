@@ -2,16 +2,22 @@ package cli
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/embedcni/cni"
 )
 
 // streams are without a terminal, and without an environment.
@@ -73,6 +79,8 @@ func TestUsage(t *testing.T) {
 		{"list --builtin=", "embedcni list: --builtin is empty: it is fallback, all, or types such as bridge,host-local"},
 		{"list --address here", `embedcni list: --address: ParseAddr("here"): unable to parse IP`},
 		{"gc --keep web --keep-none", "embedcni gc: give either --keep with the containers that stay, or --keep-none"},
+		{"list --builtin nonsense", `embedcni list: WithBuiltinPlugins: plugin "nonsense" is not built in: invalid argument`},
+		{"show a/b", `embedcni show: container ID "a/b": invalid characters in containerID; a/b: invalid argument`},
 		{"release --yes", "embedcni release: --yes needs IDs: nothing is removed that is not named; 'embedcni release' lists the containers"},
 		{"add pods /run/netns/web --args FOO", `embedcni add: CNI_ARGS has "FOO": it is KEY=VALUE, and pairs are separated by semicolons`},
 		{"add pods /run/netns/web --cap-args FOO", `embedcni add: CAP_ARGS: invalid character 'F' looking for beginning of value: it is a JSON object such as {"portMappings": [...]}`},
@@ -178,5 +186,27 @@ func TestProgressIsForTerminals(t *testing.T) {
 	p.end()
 	if errs.Len() > 0 {
 		t.Errorf("stderr has %q", errs.String())
+	}
+}
+
+// TestAdvice is about errors that only say what is wrong.
+func TestAdvice(t *testing.T) {
+	a := &app{flags: flags{stateDir: "/state", timeout: time.Second}}
+	for err, want := range map[error]string{
+		cni.ErrNotAttached:    "'embedcni list --all-owners' shows what is on record in /state.",
+		cni.ErrPluginNotFound: "Install the plugin in a directory of --plugin-dir, or have it built in with --builtin=all.",
+		cni.ErrBusy:           "Another call for the container is under way; try again when it has ended.",
+		cni.ErrInsecureFile:   "Take write permission from other users: chmod o-w, or chown root.",
+		fs.ErrPermission:      "Run the command as root: it reads the records, and enters and changes network namespaces.",
+		syscall.EPERM:         "Run the command as root: it reads the records, and enters and changes network namespaces.",
+
+		context.DeadlineExceeded:                     "Give it more time with --timeout.",
+		usageError("no"):                             "See 'embedcni list --help'.",
+		advise(cni.ErrNotAttached, "Do %s.", "that"): "Do that.",
+		errors.New("other"):                          "",
+	} {
+		if got := a.advice("embedcni list", fmt.Errorf("list: %w", err)); got != want {
+			t.Errorf("%v: the advice is %q, not %q", err, got, want)
+		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/embedcni/cni/cnitest"
@@ -36,6 +37,28 @@ func TestSessionOfAnOperator(t *testing.T) {
 	s.compare("session.txt")
 }
 
+// TestSessionOfTwoOwners is about a container that two programs have attached.
+func TestSessionOfTwoOwners(t *testing.T) {
+	s := newSession(t)
+	s.host.WriteConf("20-nets.conflist", strings.NewReplacer("pods", "nets", "10.1.", "10.2.", "DIR", s.host.Dir).Replace(pods))
+	path := cnitest.Container(t)
+	s.want(exitOK, "add", "pods", path, "--id", "web")
+	s.want(exitOK, "add", "nets", path, "--id", "web", "--ifname", "net1", "--owner", "nomad", "--json")
+	s.say("list -a")
+	s.say("del nets /run/netns/container --id web --ifname net1")
+	s.on("ip link set %s down", "pods0")
+	s.on("ip link set %s down", "nets0")
+	s.note("somebody sets both bridges down")
+	s.say("health web")
+	s.say("repair web")
+	s.say("repair web --yes")
+	s.say("repair web --yes --owner nomad")
+	s.say("remove web")
+	s.say("health --all-owners")
+	s.say("remove web")
+	s.compare("owners.txt")
+}
+
 // on runs a command on the host.
 func (s *session) on(format string, args ...any) {
 	s.t.Helper()
@@ -56,6 +79,7 @@ func TestSessionOfCNI(t *testing.T) {
 	s := newSession(t)
 	s.say("ready")
 	s.say("status pods")
+	s.say("add pods /run/netns/tool --id tool")
 	s.say("add pods /run/netns/tool --new-netns --id tool --publish 8080:80 --publish 127.0.0.1:5300:53/udp")
 	s.say("add pods /run/netns/tool --id tool")
 	s.say("check pods /run/netns/tool --id tool")

@@ -20,6 +20,13 @@ func columns(w io.Writer) int {
 	return width
 }
 
+// The values of --color.
+const (
+	colorAuto   = "auto"
+	colorAlways = "always"
+	colorNever  = "never"
+)
+
 // color is the part of an ANSI escape (ECMA-48, SGR) that selects a color.
 type color string
 
@@ -34,9 +41,9 @@ const (
 // colors reports whether w gets colors: see https://no-color.org for the variable.
 func (a *app) colors(w io.Writer) bool {
 	switch a.flags.color {
-	case "always":
+	case colorAlways:
 		return true
-	case "never":
+	case colorNever:
 		return false
 	}
 	return a.Getenv("NO_COLOR") == "" && a.Getenv("TERM") != "dumb" && a.Columns(w) > 0

@@ -1,8 +1,8 @@
 package cli
 
 import (
-	"cmp"
 	"fmt"
+	"runtime"
 	"runtime/debug"
 	"strings"
 
@@ -17,8 +17,12 @@ type versionView struct {
 	CNIVersions []string `json:"cniVersions"` // of the specification
 }
 
-// released is the version as which make install has built the program: the linker sets it.
-var released string
+// release is the version of a package of the program, set by its maker:
+//
+//	go build -ldflags "-X github.com/embedcni/cni/cmd/embedcni/internal/cli.release=v0.1.0"
+//
+// Without it the version is that of the module, as go install knows it.
+var release string
 
 func newVersionCommand(a *app) *cobra.Command {
 	return &cobra.Command{
@@ -29,9 +33,9 @@ func newVersionCommand(a *app) *cobra.Command {
 specification in which configurations may be written.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			v := versionView{Version: "(unknown)", CNIVersions: version.All.SupportedVersions()}
-			if info, ok := debug.ReadBuildInfo(); ok {
-				v.Version, v.Go = cmp.Or(released, info.Main.Version), info.GoVersion
+			v := versionView{Version: release, Go: runtime.Version(), CNIVersions: version.All.SupportedVersions()}
+			if info, ok := debug.ReadBuildInfo(); ok && release == "" {
+				v.Version = info.Main.Version
 			}
 			return a.print(v, func() string {
 				return fmt.Sprintf("embedcni %s, %s, CNI %s\n", v.Version, v.Go, strings.Join(v.CNIVersions, " "))

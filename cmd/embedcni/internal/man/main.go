@@ -6,8 +6,9 @@ package main
 import (
 	"fmt"
 	"os"
-	"time"
+	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 
 	"github.com/embedcni/cni/cmd/embedcni/internal/cli"
@@ -24,17 +25,30 @@ func main() {
 	}
 }
 
-// write writes a page for each command. The pages have no date of their making and nothing of
-// this machine's environment, so that they are the same whoever makes them.
+// write writes a page for each command. It has nothing of this environment's but the date,
+// which SOURCE_DATE_EPOCH sets (https://reproducible-builds.org/specs/source-date-epoch/).
 func write(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
+	root := root()
+	prepare(root)
+	return doc.GenManTree(root, &doc.GenManHeader{Section: "8", Source: "embedcni", Manual: "System administration"}, dir)
+}
+
+// root returns the command without the environment of this process.
+func root() *cobra.Command {
 	streams := cli.System()
 	streams.Getenv = func(string) string { return "" }
-	root := cli.Root(streams)
-	root.DisableAutoGenTag = true
-	epoch := time.Unix(0, 0).UTC()
-	header := &doc.GenManHeader{Section: "8", Source: "embedcni", Manual: "System administration", Date: &epoch}
-	return doc.GenManTree(root, header, dir)
+	return cli.Root(streams)
+}
+
+// prepare gives the texts the form of man pages: a description after a name begins with a
+// small letter and ends without a period.
+func prepare(cmd *cobra.Command) {
+	cmd.DisableAutoGenTag = true
+	cmd.Short = strings.ToLower(cmd.Short[:1]) + strings.TrimSuffix(cmd.Short[1:], ".")
+	for _, below := range cmd.Commands() {
+		prepare(below)
+	}
 }
