@@ -34,8 +34,7 @@ const (
 	serveVariable = "EXAMPLES_SERVE"
 )
 
-// programs are the programs of this module that a user runs with arguments. Those that need
-// none, quickstart and faas, have tests of their own.
+// programs are the programs that need arguments. The others have tests beside them.
 var programs = []string{"./allocrunner", "./inspector", "./reconciler", "./thick/daemon", "./thick/shim"}
 
 func TestMain(m *testing.M) {
