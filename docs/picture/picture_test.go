@@ -72,15 +72,15 @@ func TestNothingIsHidden(t *testing.T) {
 func TestLinesOfArrows(t *testing.T) {
 	const boxes = "size 300 300\nbox a 10 10 20 20 red\nbox b 100 110 20 20 red\n"
 	for ends, want := range map[string]string{
-		"a:e b:w":   "M30,20 H61 V120 H92", // ends before its head
-		"a:e b:n":   "M30,20 H110 V102",
-		"a:s b:w":   "M20,30 V120 H92",
-		"a:s b:n+5": "M20,30 V66 H115 V102",
-		"b:w a:e":   "M100,120 H69 V20 H38",
-		"b:n a:s-3": "M110,110 V74 H17 V38",
+		"a:e b:w":   "d=M30,20 H61 V120 H92", // ends before its head
+		"a:e b:n":   "d=M30,20 H110 V102",
+		"a:s b:w":   "d=M20,30 V120 H92",
+		"a:s b:n+5": "d=M20,30 V66 H115 V102",
+		"b:w a:e":   "d=M100,120 H69 V20 H38",
+		"b:n a:s-3": "d=M110,110 V74 H17 V38",
 	} {
 		p := expect.Value(parse(boxes + "arrow " + ends + " blue"))(t)
-		expect.Same(t, ends, p.arrows[0].line(), want)
+		expect.Same(t, ends, "d="+p.arrows[0].line(), want) // M20 alone is the name of a figure
 	}
 }
 
