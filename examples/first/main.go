@@ -13,9 +13,8 @@ import (
 )
 
 const podnet = `{"cniVersion": "1.0.0", "name": "podnet", "plugins": [
-  {"type": "bridge", "bridge": "podnet0", "isDefaultGateway": true, "ipMasq": true,
-   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.123.0.0/24"}]]}},
-  {"type": "portmap", "capabilities": {"portMappings": true}}]}`
+  {"type": "ptp", "ipam": {"type": "host-local", "routes": [{"dst": "0.0.0.0/0"}],
+    "ranges": [[{"subnet": "10.123.0.0/24"}]]}}]}`
 
 func main() {
 	ctx := context.Background()
@@ -26,8 +25,7 @@ func main() {
 	if _, err := rt.Recover(ctx); err != nil { // after a crash or a reboot
 		log.Fatal(err)
 	}
-	result, err := rt.Setup(ctx, "web-1", "", cni.WithNewNetNS(),
-		cni.WithPorts(cni.Port{HostPort: 8080, ContainerPort: 80}))
+	result, err := rt.Setup(ctx, "web-1", "", cni.WithNewNetNS())
 	if err != nil {
 		log.Fatal(err) // nothing is attached
 	}
