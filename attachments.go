@@ -27,12 +27,12 @@ type Attachment struct {
 
 	// The parameters of the Setup: the ports that it asked for, whether or not a
 	// plugin of the network forwards any; the arguments, labels included; and the
-	// caller's own values, see WithMetadata.
+	// caller's own values, see [WithMetadata].
 	Ports    []PortMapping
 	Args     map[string]string
 	Metadata map[string]string
 
-	// Requested are the ports of WithPorts, with the host ports that Setup has chosen.
+	// Requested are the ports of [WithPorts], with the host ports that Setup has chosen.
 	Requested []Port
 
 	// Plugins has the kind of each plugin that attached it, by type. It is nil for
@@ -157,7 +157,7 @@ func argsOf(list [][2]string) (args map[string]string) {
 }
 
 // Lookup returns the Result of a container's Setup from its record, without
-// running a plugin. It returns ErrNotAttached if the container is not attached, or not
+// running a plugin. It returns [ErrNotAttached] if the container is not attached, or not
 // yet.
 func (r *Runtime) Lookup(id string) (*Result, error) {
 	l := r.current.Load()
@@ -195,14 +195,14 @@ func (r *Runtime) Lookup(id string) (*Result, error) {
 // LookupAddr returns the attachments that have an address in their container, of all
 // owners, from the records: those of Attachments with the address among their Addresses.
 // Several can have it, on hosts' namespaces or networks that do not know each other. It
-// returns ErrNotAttached if no container has it.
+// returns [ErrNotAttached] if no container has it.
 //
 // An attachment of an earlier boot of the machine, which no longer has its address, does
 // not count. Others count in each State, also if their container has died since; see
 // Health.
 //
 // An address that every container may have, such as a loopback one, is
-// ErrInvalidArgument. LookupAddr runs nothing and waits for nothing. It reads the records
+// [ErrInvalidArgument]. LookupAddr runs nothing and waits for nothing. It reads the records
 // that have changed since the last call; other calls cost some microseconds for each
 // record.
 func (r *Runtime) LookupAddr(addr netip.Addr) ([]Attachment, error) {
@@ -267,7 +267,7 @@ type Gateway struct {
 // in the order of the configuration. If several loaded configurations have the name,
 // those of all are returned.
 //
-// It returns ErrNotFound if no network of that name is loaded, or if the configuration
+// It returns [ErrNotFound] if no network of that name is loaded, or if the configuration
 // names no gateway, or only a plugin knows it, such as dhcp. Then the Result of a container
 // has it.
 func (r *Runtime) Gateways(network string) ([]Gateway, error) {

@@ -54,14 +54,15 @@ type DNS struct {
 }
 
 // WithCapability sets a capability by name. If it is given for several networks, those
-// whose plugins do not declare it are attached without it. If none declares it, Setup says
-// so in Result.Ignored and logs a warning; with WithStrictCapabilities it fails. The same
-// applies to go-cni's options: WithCapabilityPortMap, …IPRanges, …BandWidth, …DNS and
-// …CgroupPath. The others require that a network declares the capability: otherwise
-// Setup returns ErrInvalidArgument before it changes anything.
+// whose plugins do not declare it are attached without it. If none declares it,
+// [Runtime.Setup] says so in Result.Ignored and logs a warning; with
+// [WithStrictCapabilities] it fails. The same applies to go-cni's options:
+// [WithCapabilityPortMap], …IPRanges, …BandWidth, …DNS and …CgroupPath. The others require
+// that a network declares the capability: otherwise Setup returns [ErrInvalidArgument]
+// before it changes anything.
 //
 // The value must encode as the JSON that its plugins expect. Values of this package's types
-// (PortMapping, IPRanges, BandWidth, DNS) are validated and converted as by their own
+// ([PortMapping], IPRanges, [BandWidth], DNS) are validated and converted as by their own
 // options. Well-known capabilities that have no option of their own:
 //
 //	infinibandGUID  string    "c2:11:22:33:44:55:66:77"
@@ -86,7 +87,7 @@ func WithCapabilityPortMap(portMapping []PortMapping) NamespaceOpts {
 }
 
 // WithCapabilityIPRanges allocates one address from each range. To allocate one address
-// from several ranges use WithCapabilityIPRangeSets.
+// from several ranges use [WithCapabilityIPRangeSets].
 func WithCapabilityIPRanges(ipRanges []IPRanges) NamespaceOpts {
 	return WithCapability(capIPRanges, slices.Clone(ipRanges))
 }

@@ -24,10 +24,10 @@ import (
 // that are held (see package guard): Report.Repaired has them. Parts that remain broken are
 // the reason in Report.Kept.
 //
-// An abandoned container (see WithoutReaping) whose namespace the runtime no
+// An abandoned container (see [WithoutReaping]) whose namespace the runtime no
 // longer keeps alive, but somebody else may, is in Report.Skipped.
 //
-// Recover removes, as Remove does, containers whose namespace is gone or of
+// Recover removes, as [Runtime.Remove] does, containers whose namespace is gone or of
 // another boot, attachments of an unfinished Setup or Remove, and containers
 // that a pool of an earlier version had made ahead of time. It kills plugins that a dead
 // runtime has left running, after a grace period. A container that cannot be
@@ -64,14 +64,14 @@ type GCOptions struct {
 	// longer on record.
 	KeepIf func(Attachment) bool
 	// Configs are configurations of networks that need not be loaded, as those of
-	// WithNetworkConfig. If there are any, GC asks the plugins of these networks alone, and
+	// [WithNetworkConfig]. If there are any, GC asks the plugins of these networks alone, and
 	// not those of the loaded ones: as a GC of CNI is of one network.
 	Configs [][]byte
 	// DryRun reports what GC would remove, and removes nothing.
 	DryRun bool
 }
 
-// GC removes, as Remove does, every container that this owner has recorded and
+// GC removes, as [Runtime.Remove] does, every container that this owner has recorded and
 // that is not in Keep. Of the containers in Keep it removes the attachments
 // whose removal has failed before. Then it removes the leftovers of containers
 // that an earlier version of this library noted for this owner and that are no
@@ -132,12 +132,12 @@ func (o *GCOptions) check() error {
 }
 
 // RetryRemovals repeats the removals of this owner's attachments that failed in this boot
-// of the machine, each after a time that grows with its failures. Recover and GC do so
+// of the machine, each after a time that grows with its failures. [Runtime.Recover] and GC do so
 // too, but they look at all containers.
 //
 // Containers of which the attachments could be removed are in Report.Removed, and those of
 // which they could not in Report.Failed. Report.Skipped has those whose time has not come,
-// or that another call has locked (ErrBusy).
+// or that another call has locked ([ErrBusy]).
 func (r *Runtime) RetryRemovals(ctx context.Context) (*Report, error) {
 	found, err := r.current.Load().eng.RetryRemovals(ctx)
 	if err != nil {
@@ -146,7 +146,7 @@ func (r *Runtime) RetryRemovals(ctx context.Context) (*Report, error) {
 	return found, err
 }
 
-// CleanUpTarget names the attachment for CleanUp.
+// CleanUpTarget names the attachment for [Runtime.CleanUp].
 type CleanUpTarget struct {
 	ContainerID, Network, IfName string // all three must be set
 
@@ -156,7 +156,7 @@ type CleanUpTarget struct {
 	Addresses []netip.Addr
 
 	// Config is the network's configuration, one list as JSON. If it is empty,
-	// CleanUp uses that of the record, of libcni's cache or of the loaded
+	// [Runtime.CleanUp] uses that of the record, of libcni's cache or of the loaded
 	// network. Without any of these, it looks for everything that the reference
 	// plugins leave under computable names, and for addresses in host-local's
 	// default directory.
@@ -170,13 +170,13 @@ type CleanUpTarget struct {
 // record, without running a plugin. It is for attachments that Remove cannot
 // end: the plugins or their configuration are gone for good, or the leftovers
 // are another runtime's. No network need be loaded. The leftovers of other
-// plugins stay, and no record names them afterwards, so call Remove first.
+// plugins stay, and no record names them afterwards, so call [Runtime.Remove] first.
 //
 // CleanUp returns the leftovers that it found, a line each, in the order of
 // removal: rules as the commands that would delete them. A live container loses
 // the attachment. Other attachments stay, even of the same container. If
 // something could not be removed, or not be examined, the error is a
-// *LeftoverError and the record stays.
+// *[LeftoverError] and the record stays.
 //
 // CleanUp excludes other calls for the container, and stops when ctx ends. It
 // may be repeated, and may be called for an attachment that never existed.

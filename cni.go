@@ -28,7 +28,7 @@ type CNI interface {
 	SetupSerially(ctx context.Context, id string, path string, opts ...NamespaceOpts) (*Result, error)
 	// Remove detaches a container.
 	Remove(ctx context.Context, id string, path string, opts ...NamespaceOpts) error
-	// Check reports whether a container is attached as Setup left it.
+	// Check reports whether a container is attached as [Runtime.Setup] left it.
 	Check(ctx context.Context, id string, path string, opts ...NamespaceOpts) error
 	// Load replaces the network configuration.
 	Load(opts ...Opt) error
@@ -53,7 +53,7 @@ type Runtime struct {
 
 // New returns a Runtime with the settings and networks of the options. It searches
 // for no plugin, and accepts directories that do not exist. Contradicting options
-// are ErrInvalidArgument.
+// are [ErrInvalidArgument].
 func New(opts ...Opt) (*Runtime, error) {
 	want, err := newWanted(defaultSettings(), opts)
 	if err != nil {
@@ -94,13 +94,13 @@ func (r *Runtime) Load(opts ...Opt) error {
 }
 
 // Setup attaches the container to the loaded networks, or to those selected with
-// WithNetwork, in parallel; a network that is selected twice is attached twice, in
-// order. path is the container's network namespace, or with WithNewNetNS the path at
+// [WithNetwork], in parallel; a network that is selected twice is attached twice, in
+// order. path is the container's network namespace, or with [WithNewNetNS] the path at
 // which Setup makes one.
 //
-// Setup validates everything before it runs a plugin, and returns ErrInvalidArgument
-// or ErrInvalidNetNS. If the container is attached already, it returns
-// ErrAlreadyAttached and changes nothing. A dead attachment is removed first: one
+// Setup validates everything before it runs a plugin, and returns [ErrInvalidArgument]
+// or [ErrInvalidNetNS]. If the container is attached already, it returns
+// [ErrAlreadyAttached] and changes nothing. A dead attachment is removed first: one
 // whose interfaces are gone, or whose path no longer leads to its namespace, in which
 // there is no visible process. An attachment of another mount namespace is not dead while
 // the host's end of its interface exists. A container may be attached again under other interface
@@ -112,7 +112,7 @@ func (r *Runtime) Setup(ctx context.Context, id string, path string, opts ...Nam
 	return r.setup(ctx, "cni.Setup", id, path, opts, false)
 }
 
-// SetupSerially is Setup with one network after the other, as in the specification.
+// SetupSerially is [Runtime.Setup] with one network after the other, as in the specification.
 // It stops at the first that fails.
 func (r *Runtime) SetupSerially(ctx context.Context, id string, path string, opts ...NamespaceOpts) (*Result, error) {
 	return r.setup(ctx, "cni.SetupSerially", id, path, opts, true)
@@ -145,15 +145,15 @@ func (l *loaded) setup(ctx context.Context, ns *Namespace, serially bool) (*Resu
 }
 
 // Remove detaches the container from all its networks, or from those selected with
-// WithNetwork. It uses the container's record: no network needs to be loaded, and no
-// option of Setup repeated. It asks every plugin of every network, last network and
+// [WithNetwork]. It uses the container's record: no network needs to be loaded, and no
+// option of [Runtime.Setup] repeated. It asks every plugin of every network, last network and
 // last plugin first, and continues after errors. Then it removes leftovers of the
 // reference plugins and verifies that nothing remains.
 //
 // It returns nil if nothing remains. The error of a failed DEL is only logged if the
-// sweep covers that plugin (see also WithObserver); otherwise Remove returns a
-// *LeftoverError. Then the record stays, and Remove, Recover or GC tries again. If
-// the record cannot be used, Remove returns a *RecordError and changes nothing.
+// sweep covers that plugin (see also [WithObserver]); otherwise Remove returns a
+// *[LeftoverError]. Then the record stays, and Remove, [Runtime.Recover] or GC tries again. If
+// the record cannot be used, Remove returns a *[RecordError] and changes nothing.
 //
 // Remove may be called again. A container without a record, attached by go-cni, is
 // detached by libcni's cache and the loaded networks; for one that was never attached
@@ -179,11 +179,11 @@ func (l *loaded) remove(ctx context.Context, ns *Namespace) error {
 	return l.eng.Remove(ctx, c)
 }
 
-// Check asks the plugins of the loaded networks, or of those selected with
-// WithNetwork or WithNetworkConfig, whether the attachment is as Setup left it, with the configuration and
-// the parameters of Setup. It stops at the first error, and returns ErrNotAttached if
-// there was no Setup, whatever the path. For a configuration older than 0.4.0, which has
-// no CHECK, it returns ErrNoCheck; one with disableCheck is skipped.
+// Check asks the plugins of the loaded networks, or of those selected with [WithNetwork] or
+// [WithNetworkConfig], whether the attachment is as [Runtime.Setup] left it, with the
+// configuration and the parameters of Setup. It stops at the first error, and returns
+// [ErrNotAttached] if there was no Setup, whatever the path. For a configuration older than
+// 0.4.0, which has no CHECK, it returns [ErrNoCheck]; one with disableCheck is skipped.
 func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
 	l := r.current.Load()
 	ctx, span := runner.CallSpan(ctx, "cni.Check", id, path)
@@ -212,8 +212,8 @@ func (l *loaded) check(ctx context.Context, ns *Namespace) error {
 }
 
 // Status returns nil if containers can be attached. It returns
-// ErrCNINotInitialized if fewer networks are loaded than WithMinNetworkCount asks
-// for, with the error of the last Load if that failed; ErrInvalidConfig if one of them
+// [ErrCNINotInitialized] if fewer networks are loaded than [WithMinNetworkCount] asks
+// for, with the error of the last Load if that failed; [ErrInvalidConfig] if one of them
 // has no name; or else the error that a plugin of a network of version 1.1.0 or later
 // returns for STATUS. It waits for no other call, concurrent calls share one
 // answer, and nil is remembered for a second. Timeouts.Status bounds it.
@@ -230,7 +230,7 @@ func (r *Runtime) status(ctx context.Context) error {
 // StatusOf returns nil if containers can be attached to networks of these configurations,
 // which need not be loaded: they are valid, and no plugin of one of version 1.1.0 or later
 // returns an error for STATUS. Unlike Status it asks each time. The error is
-// ErrInvalidConfig, or the first plugin's *Error. Without configurations it is Status with
+// [ErrInvalidConfig], or the first plugin's *Error. Without configurations it is Status with
 // a context.
 func (r *Runtime) StatusOf(ctx context.Context, configs ...[]byte) error {
 	if len(configs) == 0 {
@@ -250,16 +250,16 @@ func (r *Runtime) StatusOf(ctx context.Context, configs ...[]byte) error {
 // every reason why not, a line for each, which errors.Is and errors.As find. It attaches
 // nothing, and writes nothing itself. The reasons are:
 //
-//   - ErrCNINotInitialized, with the error of the last Load if that failed, and
-//     ErrInvalidConfig for a network without a name;
+//   - [ErrCNINotInitialized], with the error of the last Load if that failed, and
+//     [ErrInvalidConfig] for a network without a name;
 //   - an *Error for each plugin that cannot be run, IPAM plugins included
-//     (ErrPluginNotFound, ErrInsecureFile), and for each that refuses STATUS, as for a
+//     ([ErrPluginNotFound], [ErrInsecureFile]), and for each that refuses STATUS, as for a
 //     subnet without free addresses. Executables are asked on networks of version
 //     1.1.0 and later, and built-in plugins on all, also about executables that are
 //     released reference plugins, whose own STATUS says less. What another executable
 //     does not say is not known;
 //   - directories in which nothing can be written, or which have no space left;
-//   - why the last Reload could not load the files (ErrLoad), so that earlier networks are
+//   - why the last [Runtime.Reload] could not load the files ([ErrLoad]), so that earlier networks are
 //     still in use;
 //   - capabilities that this process lacks, and features of the kernel and programs
 //     that the plugins of the loaded networks need.
@@ -347,7 +347,7 @@ type NetworkConfList struct {
 type NetworkConf struct {
 	Network *types.NetConf
 	Source  string
-	// Kind is "executable", "built in", or "registered" by WithPlugin. It is empty if there
+	// Kind is "executable", "built in", or "registered" by [WithPlugin]. It is empty if there
 	// is no such plugin, or if its file is insecure.
 	Kind string `json:",omitempty"`
 	Path string `json:",omitempty"` // of an executable

@@ -209,6 +209,47 @@ func comments(decl *ast.GenDecl) string {
 	return b.String()
 }
 
+// TestLinksInCommentsLeadSomewhere: go doc leaves the brackets around a name that it cannot find.
+func TestLinksInCommentsLeadSomewhere(t *testing.T) {
+	stays := regexp.MustCompile(`\[\*?[A-Z][A-Za-z.]*\]`)
+	for _, dir := range public {
+		set := token.NewFileSet()
+		p := expect.Value(doc.NewFromFiles(set, parsed(t, set, dir, false), dir))(t)
+		for of, text := range exportedDocs(p) {
+			expect.That(t, !stays.Match(p.Text(text)), "%s: %s: %s leads nowhere", dir, of, stays.Find(p.Text(text)))
+		}
+	}
+}
+
+// TestThePackageCommentNamesEachVerbAndOption, in one of its groups.
+func TestThePackageCommentNamesEachVerbAndOption(t *testing.T) {
+	set := token.NewFileSet()
+	text := expect.Value(doc.NewFromFiles(set, parsed(t, set, ".", false), "."))(t).Doc
+	for _, f := range parsed(t, set, ".", false) {
+		for _, decl := range f.Decls {
+			d, ok := decl.(*ast.FuncDecl)
+			if !ok || !d.Name.IsExported() || strings.Contains(d.Doc.Text(), "Deprecated:") {
+				continue
+			}
+			name := d.Name.Name
+			switch star, _ := receiver(d).(*ast.StarExpr); {
+			case star != nil && star.X.(*ast.Ident).Name == "Runtime":
+				name = "Runtime." + name
+			case d.Recv != nil || !strings.HasPrefix(name, "With"):
+				continue
+			}
+			expect.That(t, strings.Contains(text, "["+name+"]"), "doc.go does not name %s", name)
+		}
+	}
+}
+
+func receiver(d *ast.FuncDecl) ast.Expr {
+	if d.Recv == nil {
+		return nil
+	}
+	return d.Recv.List[0].Type
+}
+
 // TestEachVerbHasAnExample, by its name, so that go doc shows it there.
 func TestEachVerbHasAnExample(t *testing.T) {
 	names, _ := examples(t, ".")

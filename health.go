@@ -19,7 +19,7 @@ type HealthOptions struct {
 
 	// NetNS has the path of the network namespace in which a container's task lives, by
 	// the ID of the container, as far as the caller knows it. A container that is attached
-	// in another one is StateElsewhere: by the device and inode of the namespace and the
+	// in another one is [StateElsewhere]: by the device and inode of the namespace and the
 	// machine's boot, rather than by the path.
 	NetNS map[string]string
 
@@ -94,7 +94,7 @@ type RepairOptions struct {
 	// kernel, which uses no address before it has checked it (RFC 4862, section 5.4).
 	Inside bool
 	// Unheld leaves held parts as they are (see package guard), and reports them as
-	// remaining, with ErrHeld.
+	// remaining, with [ErrHeld].
 	Unheld bool
 	// Want chooses among the differences that could be repaired; nil chooses all. It is
 	// called with the same one several times, and by several goroutines.
@@ -115,11 +115,11 @@ type RepairOptions struct {
 // The parts of all built-in types are repaired in process, also if executables have made
 // them. Afterwards plugins are asked for CHECK as by Health, so that a container in which
 // Repair finds nothing wrong is not broken for Health. The parts of other plugins are not
-// repaired: the specification forbids a second ADD without a DEL, so that only Remove and
-// Setup can make them again.
+// repaired: the specification forbids a second ADD without a DEL, so that only [Runtime.Remove] and
+// [Runtime.Setup] can make them again.
 //
 // Repair can be repeated, also after it was killed. A container that is not attached is
-// ErrNotAttached. ErrNotRepairable, ErrHostNetNS or a *RecordError is the reason why
+// [ErrNotAttached]. [ErrNotRepairable], [ErrHostNetNS] or a *[RecordError] is the reason why
 // nothing was done for the container, for example because its namespace is gone or its
 // record damaged. Attachments that are being made or removed are not repaired. Repair
 // waits for other calls for the container, and for GC. It is safe for concurrent use.
@@ -142,7 +142,7 @@ type RepairReport = outcome.RepairReport
 // such as flushed rules; package guard calls it.
 //
 // The reports are in the order of the IDs. That of a container that could not be repaired
-// has the reason in Unknown: ErrBusy, if another call had it locked, and those that Repair
+// has the reason in Unknown: [ErrBusy], if another call had it locked, and those that Repair
 // returns. The error is the reason why nothing could be done at all.
 func (r *Runtime) RepairAll(ctx context.Context, ids []string, o RepairOptions) (reports []*RepairReport, err error) {
 	e := r.current.Load().eng

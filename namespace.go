@@ -16,7 +16,7 @@ import (
 )
 
 // Namespace is a container in one call: its ID, the path of its network namespace,
-// and the values set by NamespaceOpts.
+// and the values set by [NamespaceOpts].
 type Namespace struct {
 	id   record.ID
 	path string
@@ -52,7 +52,7 @@ type selection struct {
 	scope
 }
 
-// NamespaceOpts is an option of Setup, Remove and Check.
+// NamespaceOpts is an option of [Runtime.Setup], [Runtime.Remove] and Check.
 type NamespaceOpts func(s *Namespace) error
 
 // give returns an option that cannot fail.
@@ -92,14 +92,15 @@ func (ns *Namespace) only(n *Network) *Namespace {
 	return &one
 }
 
-// WithNewNetNS has Setup make the container's network namespace, and Remove delete it.
-// Setup's path is where it is pinned, as by netns.Create; an existing path is refused with
-// ErrInvalidNetNS and fs.ErrExist. If path is empty, or the one that Setup has chosen for
-// the container before, the namespace is pinned in the record directory. Result.NetNS has
-// the path, from Lookup too; netns.Do starts a process there.
+// WithNewNetNS has [Runtime.Setup] make the container's network namespace, and
+// [Runtime.Remove] delete it. Setup's path is where it is pinned, as by netns.Create; an
+// existing path is refused with [ErrInvalidNetNS] and fs.ErrExist. If path is empty, or the
+// one that Setup has chosen for the container before, the namespace is pinned in the record
+// directory. Result.NetNS has the path, from [Runtime.Lookup] too; netns.Do starts a
+// process there.
 //
 // The namespace is on record before it has a name, and a Setup that fails deletes it. A
-// runtime that is killed in Setup or Remove leaves it to the next Recover, or to a Setup
+// runtime that is killed in Setup or Remove leaves it to the next [Runtime.Recover], or to a Setup
 // or Remove of the same container. Only the recorded namespace is ever deleted: whatever
 // else is at the path by then stays. Processes in it stay in it, without interfaces.
 //
@@ -123,8 +124,8 @@ func WithNewNetNS() NamespaceOpts {
 // WithNetwork selects the loaded network of that name. Without WithNetwork a call
 // is for all loaded networks; with it, for the selected ones in the given order,
 // which is also that of Result.Raw. opts apply to this network only and take
-// precedence over the same options of the call: WithInterfaceName, WithArgs,
-// WithLabels, WithConfigArgs, WithMetadata, WithPorts and the capabilities.
+// precedence over the same options of the call: [WithInterfaceName], [WithArgs],
+// [WithLabels], [WithConfigArgs], [WithMetadata], [WithPorts] and the capabilities.
 //
 // A network may be selected twice with different interface names. If several
 // configurations have the name, all of them are selected, in the order in which they
@@ -146,7 +147,7 @@ func WithNetwork(name string, opts ...NamespaceOpts) NamespaceOpts {
 
 // WithInterfaceName sets the name of the interface in the container. Among
 // configurations of one name it selects the one loaded for that interface. It is
-// valid only inside WithNetwork or WithNetworkConfig.
+// valid only inside [WithNetwork] or [WithNetworkConfig].
 func WithInterfaceName(name string) NamespaceOpts {
 	return func(ns *Namespace) error {
 		if !ns.nested {
@@ -157,7 +158,7 @@ func WithInterfaceName(name string) NamespaceOpts {
 	}
 }
 
-// WithLabels adds labels to CNI_ARGS, as WithArgs does.
+// WithLabels adds labels to CNI_ARGS, as [WithArgs] does.
 func WithLabels(labels map[string]string) NamespaceOpts {
 	return give(func(ns *Namespace) { maps.Copy(ns.args, labels) })
 }
@@ -195,7 +196,7 @@ func sortedArgs(args map[string]string) ([][2]string, error) {
 	return sorted, nil
 }
 
-// WithMetadata has Setup keep values of the caller's in the record of each attachment,
+// WithMetadata has [Runtime.Setup] keep values of the caller's in the record of each attachment,
 // for example the name of a pod: [Runtime.Attachments] returns them. No plugin sees
 // them. All keys and values of one attachment may take 4096 bytes together, and a key
 // must not be empty. Other calls than Setup ignore it. Values that are known only later
@@ -207,13 +208,13 @@ func WithMetadata(values map[string]string) NamespaceOpts {
 // SetMetadata adds values of the caller's to the record of each attachment of the
 // container that this owner has made: those that are known only after the Setup, such as
 // the process ID of the container's task. They replace those of the same keys, and are
-// otherwise as those of WithMetadata. They survive the process, and end with the record.
+// otherwise as those of [WithMetadata]. They survive the process, and end with the record.
 //
 // Each call that changes something adds a line to the record, which the next Setup of the
 // container makes short again: SetMetadata is not for values that change all the time.
 //
-// The error is ErrNotAttached if this owner has not attached the container. A damaged
-// record is an error too. With ErrInvalidArgument nothing was changed. SetMetadata waits
+// The error is [ErrNotAttached] if this owner has not attached the container. A damaged
+// record is an error too. With [ErrInvalidArgument] nothing was changed. SetMetadata waits
 // for other calls for the container. It is safe for concurrent use.
 func (r *Runtime) SetMetadata(ctx context.Context, id string, values map[string]string) error {
 	if err := r.current.Load().eng.SetMetadata(ctx, record.ID(id), values); err != nil {
@@ -225,15 +226,15 @@ func (r *Runtime) SetMetadata(ctx context.Context, id string, values map[string]
 // WithNetworkConfig attaches the container to a network that need not be loaded: config
 // is its configuration, for this call, as a list of plugins or as that of a single
 // plugin. Its interface is the prefix with the number of networks
-// that the call selects before it, unless opts have WithInterfaceName. Otherwise it is
-// WithNetwork, and a call can have both, more than once. A call whose networks are all
+// that the call selects before it, unless opts have [WithInterfaceName]. Otherwise it is
+// [WithNetwork], and a call can have both, more than once. A call whose networks are all
 // its own needs no loaded ones.
 //
-// The record keeps the configuration. Remove, Recover, GC, Health and Repair go by the
-// record, in this and in later processes, whichever networks are loaded. Remove and Check
-// select such an attachment by WithNetwork with the name in the configuration, or by this
-// option, and without a selection they are for these attachments too. A container without
-// a record is detached with config.
+// The record keeps the configuration. [Runtime.Remove], [Runtime.Recover], GC, Health and
+// Repair go by the record, in this and in later processes, whichever networks are loaded.
+// Remove and Check select such an attachment by WithNetwork with the name in the
+// configuration, or by this option, and without a selection they are for these attachments
+// too. A container without a record is detached with config.
 func WithNetworkConfig(config []byte, opts ...NamespaceOpts) NamespaceOpts {
 	config = slices.Clone(config)
 	return func(ns *Namespace) error {
@@ -264,8 +265,8 @@ func WithNetworkConfig(config []byte, opts ...NamespaceOpts) NamespaceOpts {
 // plugin's does. The interfaces in it are others' and are never deleted.
 //
 // The record keeps it for the DEL and CHECK of a plugin that has not answered. Other calls
-// than Setup use it only for a container without a record. It is valid only inside
-// WithNetworkConfig.
+// than [Runtime.Setup] use it only for a container without a record. It is valid only inside
+// [WithNetworkConfig].
 func WithPrevResult(result []byte) NamespaceOpts {
 	result = slices.Clone(result)
 	return func(ns *Namespace) error {
@@ -284,11 +285,11 @@ func WithPrevResult(result []byte) NamespaceOpts {
 // WithPluginDirOrder has a Setup search these of the Runtime's plugin directories first, in
 // this order, and then the others: for a program that carries out the CNI calls of another
 // one, in whose CNI_PATH they are. Directories that the Runtime does not have are ignored,
-// and so is an order that is the Runtime's own. The record keeps any other: Check, Remove
+// and so is an order that is the Runtime's own. The record keeps any other: Check, [Runtime.Remove]
 // and all others run the plugins that the Setup has run, and give them its order in
 // CNI_PATH, for those to which they delegate.
 //
-// It has no effect on plugins in process, nor is it valid inside WithNetwork.
+// It has no effect on plugins in process, nor is it valid inside [WithNetwork].
 func WithPluginDirOrder(dirs ...string) NamespaceOpts {
 	dirs = slices.Clone(dirs)
 	return func(ns *Namespace) error {

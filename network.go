@@ -145,10 +145,11 @@ const loopbackConf = `{
 // an Opt itself and is passed without a call.
 //
 // Its plugin is the built-in one, in process, even if there is an executable in the plugin
-// directories, unless WithPlugin registers another plugin "loopback". A configuration of the caller's with that plugin is like any other.
+// directories, unless [WithPlugin] registers another plugin "loopback". A configuration of
+// the caller's with that plugin is like any other.
 //
-// As with go-cni, it counts as a network: a list that WithConfListBytes or
-// WithConfListFile loads after it gets eth1, and the Result has an eth0 without
+// As with go-cni, it counts as a network: a list that [WithConfListBytes] or
+// [WithConfListFile] loads after it gets eth1, and the Result has an eth0 without
 // addresses. Behind the list in the order of the options, it leaves eth0 to the list.
 func WithLoNetwork(c *config) error {
 	return withLoader(func(b *build) error {
@@ -181,7 +182,7 @@ func WithConfFile(fileName string) Opt {
 }
 
 // WithConfListBytes loads a list of plugins from bytes. Its interface is the
-// prefix with the number of networks loaded before it, see WithLoNetwork.
+// prefix with the number of networks loaded before it, see [WithLoNetwork].
 func WithConfListBytes(bytes []byte) Opt {
 	bytes = slices.Clone(bytes)
 	return withLoader(func(b *build) error {
@@ -205,18 +206,18 @@ func WithConfListFile(fileName string) Opt {
 }
 
 // WithDefaultConf loads the first configurations of the configuration directory in
-// name order, as many as WithPluginMaxConfNum sets. Their interfaces are the prefix
+// name order, as many as [WithPluginMaxConfNum] sets. Their interfaces are the prefix
 // with 0, 1, …, independent of networks loaded before. It is an Opt itself and is
 // passed without a call.
 //
-// A file that cannot be used is skipped, logged, and listed by GetConfig. If that file
+// A file that cannot be used is skipped, logged, and listed by [Runtime.GetConfig]. If that file
 // is loaded now, Load fails and changes nothing, because skipping it would attach
 // containers to other networks.
 func WithDefaultConf(c *config) error {
 	return withOrigin(origin{dir: true}, func(b *build) error { return b.directory(b.settings.pluginMaxConfNum) })(c)
 }
 
-// WithAllConf is WithDefaultConf for all configurations of the directory.
+// WithAllConf is [WithDefaultConf] for all configurations of the directory.
 func WithAllConf(c *config) error {
 	return withOrigin(origin{dir: true}, func(b *build) error { return b.directory(0) })(c)
 }

@@ -29,7 +29,7 @@ const (
 	DefaultNetDir = plugin.DefaultConfDir
 	// DefaultCNIDir is the system's directory of plugins.
 	DefaultCNIDir = plugin.DefaultDir
-	// DefaultMaxConfNum is the number of configurations that WithDefaultConf
+	// DefaultMaxConfNum is the number of configurations that [WithDefaultConf]
 	// loads.
 	DefaultMaxConfNum = 1
 	// DefaultPrefix is the prefix of interface names.
@@ -144,7 +144,7 @@ func WithPluginConfDir(dir string) Opt {
 	return set(func(c *config) { c.pluginConfDir = dir })
 }
 
-// WithPluginMaxConfNum sets how many configurations WithDefaultConf loads; zero
+// WithPluginMaxConfNum sets how many configurations [WithDefaultConf] loads; zero
 // or less means all.
 func WithPluginMaxConfNum(maxConfigs int) Opt {
 	return set(func(c *config) { c.pluginMaxConfNum = maxConfigs })
@@ -176,7 +176,7 @@ func WithRecordDir(dir string) Opt {
 	return set(func(c *config) { c.RecordDir = dir })
 }
 
-// WithOwner sets the owner of new attachments. Recover and GC touch only their own
+// WithOwner sets the owner of new attachments. [Runtime.Recover] and GC touch only their own
 // owner's attachments, so that programs that share a host or a container do not
 // remove each other's. The default is the name of the program's executable: after its
 // executable was renamed, a program no longer finds its own. So with the default, Recover
@@ -216,14 +216,14 @@ func WithInsecureFiles() Opt {
 
 // WithStrictCapabilities makes a capability that no plugin declares an error, for
 // example port mappings without portmap in the configuration. By default it is an error
-// only for some options; see WithCapability.
+// only for some options; see [WithCapability].
 func WithStrictCapabilities() Opt {
 	return set(func(c *config) { c.strictCaps = true })
 }
 
-// WithStrictPorts makes Setup refuse to forward a port of the host that another process
-// uses (ErrPortInUse), that a container of another program has which may be gone, or that
-// is at an address that the host does not have (ErrNotHostAddress). By default these are
+// WithStrictPorts makes [Runtime.Setup] refuse to forward a port of the host that another process
+// uses ([ErrPortInUse]), that a container of another program has which may be gone, or that
+// is at an address that the host does not have ([ErrNotHostAddress]). By default these are
 // warnings, in the log and in Result.PortWarnings. From then on the container gets the
 // packets instead of the process; at an address that the host lacks, nobody gets any until
 // the host has it.
@@ -237,8 +237,8 @@ func WithStrictPorts() Opt {
 	return set(func(c *config) { c.StrictPorts = true })
 }
 
-// WithPortRange sets the ports of the host from which Setup chooses those that WithPorts
-// leaves open: first to last. By default these are 20000 to 29999.
+// WithPortRange sets the ports of the host from which [Runtime.Setup] chooses those that
+// [WithPorts] leaves open: first to last. By default these are 20000 to 29999.
 //
 // Of the range, Setup never chooses a port that the kernel gives to sockets which ask for
 // none (net.ipv4.ip_local_port_range of the host), unless that is reserved in
@@ -260,7 +260,7 @@ func WithPortRange(first, last int) Opt {
 // WithLogger sets the logger for events that no error reports: each plugin call at
 // debug level, or at info level if the plugin wrote to stderr; skipped files and
 // other oddities at warning level. By default nothing is logged, but for capabilities
-// without effect (see WithCapability): slog's default logger gets the first warning about
+// without effect (see [WithCapability]): slog's default logger gets the first warning about
 // each. Nil logs nothing at all.
 func WithLogger(logger *slog.Logger) Opt {
 	return set(func(c *config) {
@@ -272,12 +272,12 @@ func WithLogger(logger *slog.Logger) Opt {
 }
 
 // WithoutReaping turns off the background removal of abandoned containers. Only
-// Remove, Recover and GC then remove them.
+// [Runtime.Remove], [Runtime.Recover] and GC then remove them.
 //
 // By default a Runtime removes containers of its owner that nobody else removes:
 // some programs forget a container whose process is gone, and expect its network
 // namespace to end with the process. A container is abandoned when the path that
-// was given to Setup no longer leads to its namespace: the path does not exist, or
+// was given to [Runtime.Setup] no longer leads to its namespace: the path does not exist, or
 // is an empty file or another namespace. The Runtime then stops keeping the
 // namespace alive. The kernel ends the namespace unless a process, a mount or a
 // descriptor still holds it. When the namespace ends, the host's end of the
@@ -309,15 +309,15 @@ func WithoutReaping() Opt {
 // type can be registered once; a later Load may register another plugin for it.
 //
 // The plugin that is registered for the type at that time checks and removes its
-// attachments. If none is registered, the error is ErrPluginNotFound and the
+// attachments. If none is registered, the error is [ErrPluginNotFound] and the
 // record stays, even if there is an executable or a built-in plugin of that
 // name, which would be a different plugin.
 //
-// The container is locked while the plugin works. With its context the plugin
-// may run other plugins (plugin.Request.Delegate) and call Load, Status,
-// Networks, GetConfig and Attachments. Setup, Remove, Check, CleanUp, Recover
-// and GC on the same state directory return ErrInsidePlugin, because they could wait
-// for the plugin for ever. Its Status may call anything.
+// The container is locked while the plugin works. With its context the plugin may run other
+// plugins (plugin.Request.Delegate) and call Load, Status, Networks, [Runtime.GetConfig]
+// and Attachments. [Runtime.Setup], [Runtime.Remove], Check, [Runtime.CleanUp],
+// [Runtime.Recover] and GC on the same state directory return [ErrInsidePlugin], because
+// they could wait for the plugin for ever. Its Status may call anything.
 func WithPlugin(typ string, p plugin.Plugin) Opt {
 	return func(c *config) error {
 		switch _, twice := c.choosing.Registered[typ]; {
@@ -335,10 +335,10 @@ func WithPlugin(typ string, p plugin.Plugin) Opt {
 
 // WithBuiltinPlugins runs this module's own plugins, in process, even if there are
 // executables in the plugin directories: all of them, or those of these types,
-// each of which must be built in. For the other types it is WithBuiltinFallback.
+// each of which must be built in. For the other types it is [WithBuiltinFallback].
 //
 // A program that names neither option does not link the built-in plugins, but for
-// loopback, and a type that is in none of the plugin directories is ErrPluginNotFound.
+// loopback, and a type that is in none of the plugin directories is [ErrPluginNotFound].
 //
 // This applies to new attachments. A container is checked and removed by the
 // plugins that attached it, which are on record: by a built-in plugin even if an
@@ -357,7 +357,7 @@ func WithPlugin(typ string, p plugin.Plugin) Opt {
 // The reference plugins do not find these rules. What only the reference plugins do, such
 // as rules in iptables for ipMasqBackend or portmap's backend "iptables", goes to the
 // executable of the type, although the built-in plugin is preferred; if there is
-// none, Setup returns an error that says what to do.
+// none, [Runtime.Setup] returns an error that says what to do.
 func WithBuiltinPlugins(types ...string) Opt {
 	return set(func(c *config) {
 		linkBuiltins(c)
@@ -367,7 +367,7 @@ func WithBuiltinPlugins(types ...string) Opt {
 }
 
 // WithBuiltinFallback runs this module's own plugins for the types that are in none of the
-// plugin directories. WithBuiltinPlugins says more.
+// plugin directories. [WithBuiltinPlugins] says more.
 func WithBuiltinFallback() Opt {
 	return set(linkBuiltins)
 }
@@ -396,11 +396,11 @@ func linkBuiltins(c *config) {
 //   - the directories of network namespaces, such as /run/netns and /proc. If CNI_NETNS
 //     does not lead to the container's namespace in dir, the plugin is not run.
 //   - the data directory of host-local (/var/lib/cni/networks by default), where this
-//     library looks for addresses that are left. Else Setup does not run the plugin;
+//     library looks for addresses that are left. Else [Runtime.Setup] does not run the plugin;
 //   - /run/xtables.lock, and the state directory, where this library pins namespaces.
 //
 // A dir that is missing or cannot be entered, or that other users can replace, is an error
-// of Setup, Remove and Check. A built-in plugin never runs because of it. Records do not
+// of Setup, [Runtime.Remove] and Check. A built-in plugin never runs because of it. Records do not
 // have dir: a daemon that moves into a container, or to another dir, finds the
 // executables of its containers if their paths in dir are the former ones.
 func WithPluginRoot(dir string) Opt {
@@ -467,7 +467,7 @@ func chosen(before, options runner.Choice) (runner.Choice, error) {
 	return after, nil
 }
 
-// Retry configures how often Setup repeats an attempt that failed with a
+// Retry configures how often [Runtime.Setup] repeats an attempt that failed with a
 // transient error: code 11, "try again later", or the error of a plugin that has lost
 // a race with another one for a bridge, a chain or the lock of iptables.
 type Retry struct {
@@ -476,7 +476,7 @@ type Retry struct {
 	MaxDelay time.Duration // 5 s if zero; limits every delay, the first too
 }
 
-// WithRetry makes Setup retry. Each attempt starts from a clean state: Setup
+// WithRetry makes [Runtime.Setup] retry. Each attempt starts from a clean state: Setup
 // first detaches everything from the attempt before, and stops if that fails.
 // Between attempts it waits for a random part of the delay, at most until the
 // context ends.

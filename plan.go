@@ -23,8 +23,8 @@ type Plan struct {
 	Owner       string // see WithOwner
 	Attachments []PlannedAttachment
 
-	// FirstPort and LastPort are the range from which Setup would choose ports of the
-	// host; see WithPortRange.
+	// FirstPort and LastPort are the range from which [Runtime.Setup] would choose ports of the
+	// host; see [WithPortRange].
 	FirstPort, LastPort int
 
 	prefix  string
@@ -36,7 +36,7 @@ type PlannedAttachment struct {
 	Network string
 	IfName  string
 	Config  json.RawMessage // of the network, as one list
-	// PrevResult is that of WithPrevResult.
+	// PrevResult is that of [WithPrevResult].
 	PrevResult json.RawMessage `json:",omitempty"`
 
 	// As the plugins get them. A capability that no plugin of the network declares
@@ -48,19 +48,19 @@ type PlannedAttachment struct {
 	// Ports are the ports of the host that a plugin of the network would be asked to
 	// forward.
 	Ports []PortMapping `json:",omitempty"`
-	// Requested are the ports of WithPorts. Setup chooses the host ports that are 0.
+	// Requested are the ports of [WithPorts]. [Runtime.Setup] chooses the host ports that are 0.
 	// Networks that would get the same ones have the same slice.
 	Requested []Port            `json:",omitempty"`
 	Metadata  map[string]string `json:",omitempty"`
 }
 
-// Plan validates the arguments of a Setup, and returns what Setup would ask of each
+// Plan validates the arguments of a Setup, and returns what [Runtime.Setup] would ask of each
 // network, in order. It runs nothing, changes nothing, and opens neither the path nor a
 // record, so that it needs no privileges and works on every system. Its errors are those
-// of Setup: ErrCNINotInitialized, ErrInvalidArgument, ErrInvalidConfig, ErrNotFound for a
+// of Setup: [ErrCNINotInitialized], [ErrInvalidArgument], [ErrInvalidConfig], [ErrNotFound] for a
 // network that is not loaded.
 //
-// It is for dry runs, and for fakes of a Runtime: they cannot read NamespaceOpts
+// It is for dry runs, and for fakes of a Runtime: they cannot read [NamespaceOpts]
 // otherwise.
 func (r *Runtime) Plan(id, path string, opts ...NamespaceOpts) (*Plan, error) {
 	l := r.current.Load()
@@ -112,8 +112,8 @@ func plannedAttachment(a *engine.Planned) (p PlannedAttachment, err error) {
 	return p, nil
 }
 
-// Result converts the results of the networks' plugins as Setup does, one for each
-// attachment in order. The error is ErrInvalidResult, or ErrInvalidArgument for another
+// Result converts the results of the networks' plugins as [Runtime.Setup] does, one for each
+// attachment in order. The error is [ErrInvalidResult], or [ErrInvalidArgument] for another
 // number of results.
 func (p *Plan) Result(results []*types100.Result) (*Result, error) {
 	if len(results) != len(p.Attachments) {

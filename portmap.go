@@ -21,7 +21,7 @@ type PortMapping struct {
 	HostIP        string
 }
 
-// Port is a port of a container that is reached on the host. With WithPorts a caller asks
+// Port is a port of a container that is reached on the host. With [WithPorts] a caller asks
 // for it; Result.Requested has what the container got.
 type Port struct {
 	// Label is the caller's name for the port, for Result.Port; it may be empty. Plugins
@@ -29,7 +29,7 @@ type Port struct {
 	Label string `json:",omitempty"`
 	// HostIP is the host's address; empty means all of them.
 	HostIP string `json:",omitempty"`
-	// HostPort is 1 to 65535. If it is 0, Setup chooses one; see WithPortRange.
+	// HostPort is 1 to 65535. If it is 0, [Runtime.Setup] chooses one; see [WithPortRange].
 	HostPort int32
 	// ContainerPort is 1 to 65535.
 	ContainerPort int32
@@ -50,7 +50,7 @@ type Port struct {
 // text does not say which is meant. IPv6 addresses have brackets. Several protocols are
 // an extension.
 //
-// The error is ErrInvalidArgument, and names the part that cannot be read.
+// The error is [ErrInvalidArgument], and names the part that cannot be read.
 func ParsePorts(text string) ([]Port, error) {
 	parsed, err := ports.Parse(text)
 	if err != nil {
@@ -63,19 +63,19 @@ func ParsePorts(text string) ([]Port, error) {
 	return all, nil
 }
 
-// String returns the port as ParsePorts reads it, without the label.
+// String returns the port as [ParsePorts] reads it, without the label.
 func (p Port) String() string { return ports.Text(record.Port(p)) }
 
 // WithPorts forwards ports of the host to the container, beside those of
-// WithCapabilityPortMap. Plugins get them as the capability portMappings.
+// [WithCapabilityPortMap]. Plugins get them as the capability portMappings.
 //
-// Setup chooses a port of the host where HostPort is 0, and has it on record before a
-// plugin runs: one that no container on record has, and no process on the host. The
-// container has it until it is removed, by Remove, Recover or GC. Lookup and Attachments
-// return it, after a restart too. If all ports are taken, the error is
-// ErrPortInUse, and says who has how many.
+// [Runtime.Setup] chooses a port of the host where HostPort is 0, and has it on record
+// before a plugin runs: one that no container on record has, and no process on the host.
+// The container has it until it is removed, by [Runtime.Remove], [Runtime.Recover] or GC.
+// [Runtime.Lookup] and Attachments return it, after a restart too. If all ports are taken,
+// the error is [ErrPortInUse], and says who has how many.
 //
-// A label may stand once in a call, or once in each WithNetwork. It is ErrInvalidArgument
+// A label may stand once in a call, or once in each [WithNetwork]. It is [ErrInvalidArgument]
 // if no plugin of the networks declares the capability portMappings. Remove and Check
 // ignore ports that Setup has chosen: the record has them.
 func WithPorts(all ...Port) NamespaceOpts {
@@ -83,7 +83,7 @@ func WithPorts(all ...Port) NamespaceOpts {
 	return give(func(ns *Namespace) { ns.ports = append(ns.ports, all...) })
 }
 
-// Port returns the port of that label as the container got it. ok is false if Setup was
+// Port returns the port of that label as the container got it. ok is false if [Runtime.Setup] was
 // not asked for one.
 func (r *Result) Port(label string) (p Port, ok bool) {
 	i := slices.IndexFunc(r.Requested, func(p Port) bool { return p.Label == label })

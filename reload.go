@@ -26,15 +26,15 @@ type Reloaded struct {
 }
 
 // Reload reads the configuration files again that the options of the last New or Load
-// name, and loads them if they have changed: those of WithDefaultConf, WithAllConf,
-// WithConfFile and WithConfListFile. So it also makes
+// name, and loads them if they have changed: those of [WithDefaultConf], [WithAllConf],
+// [WithConfFile] and [WithConfListFile]. So it also makes
 // up for a Load that failed because a file was missing. netconf.Watch calls it after each
 // change.
 //
 // The networks are replaced as by Load: all or none. While the files cannot be loaded,
 // the networks stay as they are, and Ready has the reason. If nothing that the options
-// name exists any more, the networks are unloaded: Setup and Status then return
-// ErrCNINotInitialized; Remove and Check go on for containers that are attached.
+// name exists any more, the networks are unloaded: [Runtime.Setup] and Status then return
+// [ErrCNINotInitialized]; [Runtime.Remove] and Check go on for containers that are attached.
 func (r *Runtime) Reload() Reloaded {
 	r.loading.Lock()
 	defer r.loading.Unlock()
@@ -146,7 +146,7 @@ func changes(old, now []*Network) (e Reloaded) {
 	return e
 }
 
-// Sources returns what Reload reads: files, and directories with their files and those of
+// Sources returns what [Runtime.Reload] reads: files, and directories with their files and those of
 // their subdirectories. They need not exist.
 func (r *Runtime) Sources() (files, dirs []string) {
 	r.loading.Lock()

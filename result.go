@@ -12,7 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/engine/engine"
 )
 
-// Result is the outcome of Setup: the interfaces, in the container and on the host,
+// Result is the outcome of [Runtime.Setup]: the interfaces, in the container and on the host,
 // and their addresses.
 //
 // Interfaces, DNS and Routes are go-cni's. Networks holds the same data in the order
@@ -31,20 +31,20 @@ type Result struct {
 	Routes []*types.Route
 	// Networks holds the networks in the order they were loaded or selected.
 	Networks []*NetworkResult `json:",omitempty"`
-	// NetNS is the path of the container's network namespace if Setup has made it;
-	// see WithNewNetNS.
+	// NetNS is the path of the container's network namespace if [Runtime.Setup] has made it;
+	// see [WithNewNetNS].
 	NetNS string `json:",omitempty"`
 	// PortWarnings are about ports of the host that Setup has forwarded although a
 	// process uses them, or at addresses that the host does not have; see
-	// WithStrictPorts. The Result of Lookup has none.
+	// [WithStrictPorts]. The Result of [Runtime.Lookup] has none.
 	PortWarnings []*PortError `json:",omitempty"`
 
 	// Ignored are the names of the capabilities that Setup was given and that had no effect:
-	// no plugin of the networks for which they were meant declares them. See WithCapability.
-	// The Result of Lookup has none.
+	// no plugin of the networks for which they were meant declares them. See [WithCapability].
+	// The Result of [Runtime.Lookup] has none.
 	Ignored []string `json:",omitempty"`
 
-	// Requested are the ports of WithPorts, with the host ports that Setup has chosen; see
+	// Requested are the ports of [WithPorts], with the host ports that Setup has chosen; see
 	// Port.
 	Requested []Port `json:",omitempty"`
 

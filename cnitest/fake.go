@@ -22,7 +22,7 @@ import (
 // A program declares an interface of the methods that it calls. A method that Fake lacks
 // is a few lines in a struct that embeds it.
 //
-// A Fake is safe for concurrent use. Create one with NewFake.
+// A Fake is safe for concurrent use. Create one with [NewFake].
 type Fake struct {
 	conf *cni.Runtime // validates, and never attaches
 

@@ -37,7 +37,7 @@ type TestHost struct {
 type HostOption func(*TestHost)
 
 // WithReferencePlugins gives the host the reference plugins as executables, in place of
-// the built-in plugins. Main must have been called with BuildReferencePlugins.
+// the built-in plugins. Main must have been called with [BuildReferencePlugins].
 func WithReferencePlugins() HostOption { return func(h *TestHost) { h.reference = true } }
 
 // AuditOnly has the host list only these directories and its own for leaks. By default it

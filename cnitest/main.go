@@ -32,8 +32,8 @@ func SkipHosts() MainOption {
 	}
 }
 
-// BuildReferencePlugins has Main build the reference plugins for WithReferencePlugins, as
-// ReferencePlugins does, before it enters its namespaces, in which there is no network.
+// BuildReferencePlugins has Main build the reference plugins for [WithReferencePlugins], as
+// [ReferencePlugins] does, before it enters its namespaces, in which there is no network.
 func BuildReferencePlugins() MainOption {
 	return func(o *mainOptions) {
 		o.before = append(o.before, sandbox.Before(func() ([]string, error) {
@@ -46,7 +46,7 @@ func BuildReferencePlugins() MainOption {
 // version that the module of the working directory requires, in a tool line for
 // example, once for each version, into the user's cache; that takes about a minute.
 // Without such a requirement it is the first directory in CNI_PATH that has all plugins,
-// or else the error is ErrNoReferencePlugins. EMBEDCNI_TEST_PLUGINS can name another
+// or else the error is [ErrNoReferencePlugins]. EMBEDCNI_TEST_PLUGINS can name another
 // directory.
 func ReferencePlugins(ctx context.Context) (string, error) {
 	dir, err := refplugins.Dir(ctx, os.Stderr)
@@ -67,12 +67,12 @@ const skipVariable = "EMBEDCNI_CNITEST_SKIP"
 //	func TestMain(m *testing.M) { os.Exit(cnitest.Main(m)) }
 //
 // It starts the test binary again, with the same arguments, so call it before anything
-// else. The binary is also the plugin of TestHost.Plugin. Inside are the capabilities of
+// else. The binary is also the plugin of [TestHost.Plugin]. Inside are the capabilities of
 // root over these namespaces, an interface lo that is up and no other, and an empty
 // tmpfs on /run and on /var/lib. The rest of the file system is the machine's.
 //
 // If the kernel does not give this user namespaces, or on systems other than Linux, Main
-// says why and returns 1, unless SkipHosts is given.
+// says why and returns 1, unless [SkipHosts] is given.
 func Main(m interface{ Run() int }, opts ...MainOption) int {
 	actAsPlugin()
 	var o mainOptions

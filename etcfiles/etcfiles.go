@@ -23,7 +23,7 @@ func ResolvConf(r *cni.Result) ([]byte, error) {
 	return data, nil
 }
 
-// WriteResolvConf writes ResolvConf to a file, with mode 0644. If no network has reported
+// WriteResolvConf writes [ResolvConf] to a file, with mode 0644. If no network has reported
 // a name server, it writes nothing and returns cni.ErrNotFound: with an empty file the
 // container would ask 127.0.0.1.
 //
@@ -68,7 +68,7 @@ func Hosts(r *cni.Result, names []string, more ...Entry) ([]byte, error) {
 	return data, nil
 }
 
-// WriteHosts writes Hosts to a file, as WriteResolvConf does.
+// WriteHosts writes Hosts to a file, as [WriteResolvConf] does.
 func WriteHosts(path string, r *cni.Result, names []string, more ...Entry) error {
 	data, err := Hosts(r, names, more...)
 	if err != nil {

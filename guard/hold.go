@@ -82,7 +82,7 @@ func (h Hold) attached(rt *cni.Runtime) (since time.Time, err error) {
 	return since, cni.ErrNotAttached
 }
 
-// End ends a hold of the same container and network. The error is ErrNotHeld if there is
+// End ends a hold of the same container and network. The error is [ErrNotHeld] if there is
 // none.
 func (h Hold) End(ctx context.Context, rt *cni.Runtime) error {
 	err := change(ctx, rt.GetConfig().StateDir, func(s record.Holds) error {

@@ -59,7 +59,7 @@ type Written struct {
 // and the network's name, unless it is in use: hosts that are set up alike have the same,
 // and two programs that know nothing of each other hardly ever. It is reserved on disk
 // before the file is written, and stays the network's, whatever happens to the file, until
-// Remove. ErrNoFreeSubnet if there is none; ErrInvalid if the reserved one is not of the
+// Remove. [ErrNoFreeSubnet] if there is none; [ErrInvalid] if the reserved one is not of the
 // Pools and Bits any more, or if there is no reservation, and the network's bridge exists
 // with an address that is not in the subnet which follows from the name.
 //

@@ -16,7 +16,7 @@ type Bridge struct {
 	// their containers apart.
 	Name string `cni:"bridge"`
 	// Gateway gives the bridge the gateway's address of each range. DefaultGateway makes it
-	// the containers' default route, too; it excludes default routes of HostLocal, of
+	// the containers' default route, too; it excludes default routes of [HostLocal], of
 	// which the reference plugin would add a second.
 	Gateway        bool `cni:"isGateway"`
 	DefaultGateway bool `cni:"isDefaultGateway"`

@@ -10,13 +10,13 @@ import (
 	"github.com/embedcni/cni/internal/store/conflist"
 )
 
-// IPAM assigns addresses: HostLocal, or RawIPAM for another plugin.
+// IPAM assigns addresses: [HostLocal], or [RawIPAM] for another plugin.
 type IPAM interface {
 	// render validates the configuration and returns what is its JSON.
 	render(n Network) (any, error)
 }
 
-// HostLocal assigns addresses from ranges, and keeps them on disk. RawIPAM has the forms of
+// HostLocal assigns addresses from ranges, and keeps them on disk. [RawIPAM] has the forms of
 // its configuration that have no field here, such as sets of ranges and metrics of routes.
 type HostLocal struct {
 	// Ranges give one address each, so a container gets several from several ranges.

@@ -24,7 +24,7 @@ type Network struct {
 	// bytes. Records and host-local's files are named after it.
 	Name string
 	// Version is that of the CNI specification, from which the plugins' requests and
-	// results follow: "0.4.0", "1.0.0" or "1.1.0"; empty is DefaultVersion. Plugins are
+	// results follow: "0.4.0", "1.0.0" or "1.1.0"; empty is [DefaultVersion]. Plugins are
 	// asked for STATUS and GC from 1.1.0 on.
 	Version string
 	// DisableCheck and DisableGC leave out these verbs.
@@ -37,7 +37,7 @@ type Network struct {
 	Extra map[string]any
 }
 
-// Plugin is the configuration of one plugin: Bridge, PTP, Firewall, PortMap, Bandwidth,
+// Plugin is the configuration of one plugin: Bridge, PTP, Firewall, [PortMap], Bandwidth,
 // Tuning or Raw.
 type Plugin interface {
 	// render validates the configuration and returns what is its JSON.
@@ -45,7 +45,7 @@ type Plugin interface {
 }
 
 // Render returns the configuration as JSON, the same for the same Network. It is valid
-// and complete: a range without a subnet is an error (see Dir). Errors wrap ErrInvalid.
+// and complete: a range without a subnet is an error (see Dir). Errors wrap [ErrInvalid].
 func (n Network) Render() ([]byte, error) {
 	data, err := n.render()
 	if err != nil {

@@ -28,7 +28,7 @@ type WatchOptions struct {
 	Logger *slog.Logger
 }
 
-// WatchKind is the kind of a WatchEvent.
+// WatchKind is the kind of a [WatchEvent].
 type WatchKind string
 
 const (

@@ -28,7 +28,7 @@ type PortError struct {
 	Owner                        string          `json:",omitempty"` // see WithOwner
 	State                        AttachmentState `json:",omitempty"`
 
-	// Err is ErrPortInUse, or ErrNotHostAddress. It is nil if read from JSON.
+	// Err is [ErrPortInUse], or [ErrNotHostAddress]. It is nil if read from JSON.
 	Err error `json:"-"`
 }
 

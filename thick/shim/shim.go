@@ -51,10 +51,10 @@ type Options struct {
 	QueueDir string
 
 	// ReadyWithin limits how long ADD, CHECK and GC wait for a daemon that is not there
-	// or not ready. Zero is DefaultReadyWithin, and a negative time does not wait.
+	// or not ready. Zero is [DefaultReadyWithin], and a negative time does not wait.
 	ReadyWithin time.Duration
 	// AnswerWithin limits how long a request waits for its answer. Zero is
-	// DefaultAnswerWithin.
+	// [DefaultAnswerWithin].
 	AnswerWithin time.Duration
 }
 
