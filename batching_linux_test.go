@@ -131,7 +131,7 @@ func TestAFlushThatFailsFailsTheADD(t *testing.T) {
 	err := testhost.SetUp(t.Context(), r, "c1", path)()
 	expect.Is(t, err, failure)
 	const of = `add network "net" of container c1, interface eth0: plugin type=%q (built in) failed (add): apply batched changes: no such table (code 999)`
-	expect.Same(t, "error", err.Error(), fmt.Sprintf(of, "a")+"\n"+fmt.Sprintf(of, "b"))
+	expect.Same(t, "error", err.Error(), fmt.Sprintf(of, "a")+"; "+fmt.Sprintf(of, "b"))
 	expect.Same(t, "calls", e.take(), []string{"ADD a", "ADD b", "ADD of a done", "ADD of b done",
 		"ADD of a done", "ADD of b done", // each by itself, to see whose fails
 		"DEL b", "DEL a", "DEL of b done", "DEL of a done"})

@@ -138,7 +138,7 @@ func (r Raw) render(Network) (any, error) {
 	dec := json.NewDecoder(bytes.NewReader(r))
 	var o json.RawMessage
 	if err := dec.Decode(&o); err != nil {
-		return nil, fmt.Errorf("plugin's Raw: %w", err)
+		return nil, fmt.Errorf("plugin's Raw: %w", conflist.Located(r, err))
 	}
 	if dec.More() {
 		return nil, errors.New("the plugin's Raw has something behind its object")

@@ -167,6 +167,7 @@ func TestInvalid(t *testing.T) {
 		"needs a Bridge":         {netconf.PTP{IPAM: v4}, netconf.Firewall{IngressPolicy: "isolated"}},
 		"no JSON object":         {netconf.Raw(`[]`)},
 		"Raw":                    {netconf.Raw(`{"type": "x"`)},
+		"at line 2, column 3":    {netconf.Raw("{\"type\":\n  x}")},
 		"behind its object":      {netconf.Raw(`{"type": "x"} {}`)},
 		"missing 'type'":         {netconf.Raw(`{}`)},
 		"not a file name":        {netconf.Raw(`{"type": "../x"}`)},

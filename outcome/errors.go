@@ -168,6 +168,8 @@ func (e *Error) hint() string {
 		return "; the plugin asks to be tried again later"
 	case strings.Contains(e.Msg, "unknown args"): // types.LoadArgs, which the reference plugins call
 		return `; with WithArgs("IgnoreUnknown", "1") plugins ignore arguments that they do not know`
+	case strings.Contains(runner.Reason(e.Msg, e.Details, e.Err), "it needs the capability"):
+		return "" // which a part of this library has named
 	case errors.Is(e.Err, fs.ErrPermission) || strings.Contains(e.Msg+e.Details, "operation not permitted"):
 		return missing(thread.MissingCapabilities())
 	default:

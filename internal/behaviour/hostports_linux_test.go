@@ -271,7 +271,7 @@ func TestFault_F56_AnAddressThatTheHostDoesNotHave(t *testing.T) {
 		"host port tcp [2001:db8::1]:81: 2001:db8::1 is not an address of the host"}
 	_, err := h.Runtime(network, cni.WithStrictPorts()).Setup(t.Context(), "c1", c1, mapped(all...))
 	expect.Is(t, err, cni.ErrNotHostAddress)
-	expect.Same(t, "error", err.Error(), `set up container "c1": `+strings.Join(wanted, "\n"))
+	expect.Same(t, "error", err.Error(), `set up container "c1": `+strings.Join(wanted, "; "))
 	r := h.Runtime(network)
 	res := testhost.MustSetUp(t, r, "c1", c1, mapped(all...))
 	expect.Same(t, "warnings", warned(res), wanted)

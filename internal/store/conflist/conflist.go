@@ -57,7 +57,7 @@ func Parse(data []byte) (*libcni.NetworkConfigList, error) {
 //	{"cniVersion": "1.0.0", "name": "podnet", "type": "bridge"}
 func ParseSingle(data []byte) (*libcni.NetworkConfigList, error) {
 	if _, err := libcni.NetworkPluginConfFromBytes(data); err != nil {
-		return nil, located(data, err)
+		return nil, Located(data, err)
 	}
 	list, err := wrapSingle(data)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// located adds the line and the column in data to an error of encoding/json about data.
-func located(data []byte, err error) error {
+// Located adds the line and the column in data to an error of encoding/json about data.
+func Located(data []byte, err error) error {
 	syntax, other := (*json.SyntaxError)(nil), (*json.UnmarshalTypeError)(nil)
 	switch {
 	case errors.As(err, &syntax):
@@ -22,11 +22,11 @@ func located(data []byte, err error) error {
 	return err
 }
 
-// locatedInList is located for an error of libcni about a list, of which it decodes each
+// locatedInList is Located for an error of libcni about a list, of which it decodes each
 // plugin by itself, and not from these bytes.
 func locatedInList(data []byte, err error) error {
 	if !errors.As(err, new(*json.UnmarshalTypeError)) {
-		return located(data, err)
+		return Located(data, err)
 	}
 	if wrong := (*json.UnmarshalTypeError)(nil); errors.As(json.Unmarshal(data, &map[string]any{}), &wrong) {
 		return at(data, valueBefore(data, wrong.Offset), err)

@@ -129,7 +129,7 @@ func (r Reader) plugins(dir string) ([]*libcni.PluginConfig, error) {
 		plugin, err := parse(r, path, func(data []byte) (*libcni.PluginConfig, error) {
 			plugin, err := libcni.NetworkPluginConfFromBytes(data)
 			if err != nil {
-				return nil, located(data, err)
+				return nil, Located(data, err)
 			}
 			return plugin, validatePlugin(plugin)
 		})
