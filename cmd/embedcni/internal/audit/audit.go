@@ -3,13 +3,16 @@
 // that no container on record has. It changes nothing.
 //
 // A thing is somebody's if it names a container on record, an address of one or its
-// interface; otherwise, if libcni's cache has its container, and that lives. What names
-// neither belongs to nobody, as far as the state directories know that were looked at.
+// interface. A container on no record may live all the same: libcni's cache may have it, with
+// a namespace that lives, or a namespace in use has its address. What is left belongs to
+// nobody, as far as the state directories know that were looked at.
 package audit
 
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -43,8 +46,9 @@ type Options struct {
 	// Runtimes have the records: the first is the owner's; others have other directories.
 	Runtimes []*cni.Runtime
 	Owner    string
-	// NetNSDir is where namespaces are pinned, /run/netns.
-	NetNSDir string
+	// NetNSDir is where namespaces are pinned, /run/netns, and ProcDir where the host's
+	// processes are, /proc.
+	NetNSDir, ProcDir string
 	// StateFlags are the flags of embedcni for the first Runtime, in mends.
 	StateFlags string
 }
@@ -91,7 +95,14 @@ func order(w Whose) int { return slices.Index([]Whose{Nobody, Another, NotAsked}
 type auditor struct {
 	Options
 	index
-	found []Finding
+	found  []Finding
+	claims []claim
+}
+
+// claim is a thing that names a container on no record, or addresses of none.
+type claim struct {
+	Finding
+	addresses []netip.Addr
 }
 
 func (a *auditor) add(f Finding) { a.found = append(a.found, f) }
@@ -101,25 +112,56 @@ func (a *auditor) unread(kind, object string, err error) {
 	a.add(Finding{Whose: NotAsked, Kind: kind, Object: object, Detail: strings.ReplaceAll(err.Error(), "\n", "; ")})
 }
 
-// claim adds a thing that names a container, unless that is on record.
-func (a *auditor) claim(f Finding) {
+// claim notes a thing for settle, unless its container is on record.
+func (a *auditor) claim(f Finding, addresses ...netip.Addr) {
 	if a.recorded[f.ContainerID] {
 		return
 	}
 	if c, ok := a.cached[f.ContainerID]; ok {
 		f.Network, f.IfName = cmp.Or(f.Network, c.network), cmp.Or(f.IfName, c.ifName)
+		addresses = append(addresses, c.addresses...)
+	}
+	a.claims = append(a.claims, claim{f, addresses})
+}
+
+// settle adds the things that were claimed, when it is known which containers live.
+func (a *auditor) settle(n namespaces) {
+	living := map[string]string{} // by ID: how that is known
+	for id, c := range a.cached {
 		if c.alive {
-			f.Whose, f.Detail = Another, "libcni's cache has its container, and namespace "+c.netns+" lives"
-			a.add(f)
-			return
+			living[id] = "libcni's cache has its container, and namespace " + c.netns + " lives"
 		}
 	}
-	f.Whose = Nobody
-	f.Detail = cmp.Or(f.Detail, "its container is on no record and does not live")
-	if f.Mend == "" && f.Network != "" && f.IfName != "" {
-		f.Mend = a.command("cleanup " + f.ContainerID + " " + f.Network + " " + f.IfName)
+	used := func(c claim) (why string) {
+		for _, addr := range c.addresses {
+			if path, ok := n.addresses[addr]; ok {
+				why = fmt.Sprintf("on no record, but namespace %s is in use and has address %s", path, addr)
+			}
+		}
+		return why
 	}
-	a.add(f)
+	for _, c := range a.claims {
+		if why := used(c); why != "" && c.ContainerID != "" {
+			living[c.ContainerID] = cmp.Or(living[c.ContainerID], why)
+		}
+	}
+	for _, c := range a.claims {
+		f := c.Finding
+		switch why := cmp.Or(living[f.ContainerID], used(c)); {
+		case why != "":
+			f.Whose, f.Detail, f.Mend = Another, why, ""
+		case n.hidden:
+			f.Whose, f.Mend = NotAsked, ""
+			f.Detail = "on no record; whether another user's process has its namespace, root can see"
+		default:
+			f.Whose = Nobody
+			f.Detail = cmp.Or(f.Detail, "its container is on no record, and no namespace in use has its address")
+			if f.Mend == "" && f.ContainerID != "" && f.Network != "" && f.IfName != "" {
+				f.Mend = a.command("cleanup " + f.ContainerID + " " + f.Network + " " + f.IfName)
+			}
+		}
+		a.add(f)
+	}
 }
 
 // command is a command of embedcni that mends something. It only lists what it would do.

@@ -47,12 +47,11 @@ func (a *auditor) reservationsOf(dir, network string) {
 			continue
 		}
 		id, ifName, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
-		a.claim(Finding{Kind: "reservation", Object: addr.String() + " in " + dir, ContainerID: id, Network: network, IfName: ifName,
-			Detail: "its container is on no record and does not live"})
+		a.claim(Finding{Kind: "reservation", Object: addr.String() + " in " + dir, ContainerID: id, Network: network, IfName: ifName}, addr)
 	}
 }
 
-// namespaceFiles adds the namespaces that the library keeps alive, and of whose container
+// namespaceFiles notes the namespaces that the library keeps alive, and of whose container
 // the record is gone. A pin has the name of the record.
 func (a *auditor) namespaceFiles(recordDir string) {
 	pins, err := netns.List(filepath.Join(recordDir, "netns"))
@@ -63,9 +62,7 @@ func (a *auditor) namespaceFiles(recordDir string) {
 		_, err := os.Lstat(filepath.Join(recordDir, filepath.Base(p.Path)+".json"))
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			a.strays = append(a.strays, p.Path)
-			a.add(Finding{Whose: Nobody, Kind: "namespace", Object: p.Path, Detail: "the library kept it alive for a container that is on no record",
-				Mend: "umount " + p.Path + " && rm " + p.Path})
+			a.strays = append(a.strays, p)
 		case err != nil:
 			a.unread("namespace", p.Path, err)
 		}

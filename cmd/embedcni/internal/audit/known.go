@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/netns"
 )
 
 // index is what is known of containers.
@@ -20,7 +21,7 @@ type index struct {
 	bridges    map[string]bool       // that results or configurations name
 	chains     map[string]string     // of iptables, by name: the containers
 	namespaces map[string]bool       // the paths given to Setup
-	strays     []string              // namespaces that the library keeps for no container
+	strays     []netns.Entry         // namespaces that the library keeps for no container
 	cached     map[string]cachedResult
 	dataDirs   map[string]bool // of host-local
 }

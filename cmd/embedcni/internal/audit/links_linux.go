@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -17,7 +15,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// kernel judges what the host's network namespace has.
+// kernel judges what the host's network namespace has, and settles what was claimed.
 func (a *auditor) kernel(ctx context.Context, path string) error {
 	host, err := netns.Current()
 	if path != "" {
@@ -27,13 +25,15 @@ func (a *auditor) kernel(ctx context.Context, path string) error {
 		return fmt.Errorf("host's network namespace: %w", err)
 	}
 	defer host.Close()
-	all := a.findNamespaces()
-	return host.Do(func() error {
+	n := a.findNamespaces(host.ID())
+	err = host.Do(func() error {
 		if err := a.filters(ctx); err != nil {
 			return err
 		}
-		return a.links(all)
+		return a.links(n)
 	})
+	a.settle(n)
+	return err
 }
 
 // filters judges the rules. The directories are read elsewhere.
@@ -52,73 +52,6 @@ func (a *auditor) filters(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// place is where a namespace is found.
-type place struct {
-	path  string // of a pin, or /proc/PID/ns/net
-	stray bool   // only the library keeps it, for a container on no record
-}
-
-// namespaces are those that have a path or a process.
-type namespaces struct {
-	all    map[netns.ID]place
-	hidden bool // those of some processes cannot be read
-}
-
-// findNamespaces returns the network namespaces, and adds those that nobody may need.
-func (a *auditor) findNamespaces() namespaces {
-	n := namespaces{all: map[netns.ID]place{}}
-	for _, path := range a.strays {
-		if h, err := netns.Open(path); err == nil {
-			n.all[h.ID()] = place{path, true}
-			h.Close()
-		} // else it has gone meanwhile
-	}
-	processes, err := filepath.Glob("/proc/[0-9]*/ns/net")
-	if err != nil {
-		a.unread("namespace", "/proc", err)
-	}
-	for _, path := range processes {
-		h, err := netns.Open(path)
-		switch {
-		case errors.Is(err, fs.ErrPermission):
-			n.hidden = true
-		case err == nil:
-			n.all[h.ID()] = place{path: path}
-			h.Close()
-		} // else the process has ended
-	}
-	pins, err := netns.List(a.NetNSDir)
-	if err != nil {
-		a.unread("namespace", a.NetNSDir, err)
-	}
-	for _, p := range pins {
-		a.named(p, n)
-	}
-	return n
-}
-
-// named judges a namespace with a name.
-func (a *auditor) named(p netns.Entry, n namespaces) {
-	at, used := n.all[p.ID]
-	f := Finding{Whose: Another, Kind: "namespace", Object: p.Path}
-	switch {
-	case p.ID == netns.ID{}:
-		f.Whose, f.Detail, f.Mend = Nobody, "no namespace is mounted there, as after a reboot", "rm "+p.Path
-		a.add(f)
-		return
-	case used && !at.stray, a.namespaces[p.Path]:
-	case n.hidden:
-		f.Whose, f.Detail = NotAsked, "no container on record has it; whether a process of another user is in it, root can see"
-		a.add(f)
-	default:
-		f.Detail = "no container on record has it and no process is in it; who made it is not known"
-		a.add(f)
-	}
-	if !used || at.stray {
-		n.all[p.ID] = place{path: p.Path}
-	}
 }
 
 // made are the names that the reference plugins give to the host's ends of pairs, and to the

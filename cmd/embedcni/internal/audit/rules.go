@@ -1,8 +1,10 @@
 package audit
 
 import (
+	"cmp"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -22,25 +24,17 @@ func (a *auditor) rule(line string) {
 		return // nor are an administrator's rules in the chain that is his
 	}
 	f := Finding{Kind: "rule", Object: line, Network: first(namedNet, line), IfName: first(namedIf, line)}
+	addresses, id := a.addressed(line)
 	for _, expr := range []*regexp.Regexp{namedID, portComment} {
-		if f.ContainerID = first(expr, line); f.ContainerID != "" {
-			a.claim(f)
-			return
-		}
+		f.ContainerID = cmp.Or(f.ContainerID, first(expr, line))
 	}
 	for _, chain := range chainName.FindAllString(line, -1) {
-		if f.ContainerID = a.chains[chain]; f.ContainerID != "" {
-			a.claim(f)
-			return
-		}
+		f.ContainerID = cmp.Or(f.ContainerID, a.chains[chain])
 	}
-	if id, ok := a.addressed(line); ok {
-		f.ContainerID = id
-		a.claim(f)
-		return
+	if f.ContainerID = cmp.Or(f.ContainerID, id); f.ContainerID == "" {
+		f.Detail = "it is a rule of CNI, and names nothing that a container on record or in libcni's cache has"
 	}
-	f.Whose, f.Detail = Nobody, "it is a rule of CNI, and names nothing that a container on record or in libcni's cache has"
-	a.add(f)
+	a.claim(f, addresses...)
 }
 
 func first(expr *regexp.Regexp, line string) string {
@@ -50,10 +44,10 @@ func first(expr *regexp.Regexp, line string) string {
 	return ""
 }
 
-// addressed returns the container of which a line has an address, or a subnet with one. One
-// on record comes first.
-func (a *auditor) addressed(line string) (id string, ok bool) {
-	cached := ""
+// addressed returns the addresses in a line, and the container that has one of them, or one
+// in a subnet there. One on record comes first.
+func (a *auditor) addressed(line string) (all []netip.Addr, id string) {
+	var prefixes []netip.Prefix
 	for _, text := range inAddress.FindAllString(line, -1) {
 		prefix, err := netip.ParsePrefix(text)
 		if addr, bare := netip.ParseAddr(text); bare == nil {
@@ -62,18 +56,22 @@ func (a *auditor) addressed(line string) (id string, ok bool) {
 		if err != nil || prefix.Bits() == 0 {
 			continue
 		}
-		for addr, id := range a.addresses {
-			if prefix.Contains(addr) {
-				return id, true
-			}
-		}
-		for id, c := range a.cached {
-			for _, addr := range c.addresses {
-				if prefix.Contains(addr) {
-					cached = id
-				}
-			}
+		if prefixes = append(prefixes, prefix); prefix.IsSingleIP() {
+			all = append(all, prefix.Addr())
 		}
 	}
-	return cached, cached != ""
+	within := func(addr netip.Addr) bool {
+		return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
+	}
+	for addr, id := range a.addresses {
+		if within(addr) {
+			return all, id
+		}
+	}
+	for of, c := range a.cached {
+		if slices.ContainsFunc(c.addresses, within) {
+			id = max(id, of) // one of them, the same each time
+		}
+	}
+	return all, id
 }

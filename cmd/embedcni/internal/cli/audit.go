@@ -14,7 +14,7 @@ import (
 
 func newAuditCommand(a *app) *cobra.Command {
 	var also []string
-	netnsDir := "/run/netns"
+	o := audit.Options{NetNSDir: "/run/netns", ProcDir: "/proc"}
 	cmd := &cobra.Command{
 		Use:     "audit",
 		GroupID: groupLook,
@@ -23,8 +23,9 @@ func newAuditCommand(a *app) *cobra.Command {
 records and cached results of containers that are gone, addresses that host-local holds,
 rules of packet filters, interfaces, bridges and namespaces.
 
-  nobody's             no record names it, and no container of libcni's cache that lives;
-                       or its container is gone. What removes it stands below
+  nobody's             its container is on no record and does not live: libcni's cache has
+                       no namespace of it that lives, and no namespace in use has its
+                       address. Or it is on record and gone. What removes it stands below
   another owner's      it is, or may be, of another program: that removes it
   could not be asked   it could not be read, for the reason beside it
 
@@ -35,14 +36,15 @@ Audit changes nothing. It reads rules with iptables-save and nft, and needs root
 namespaces of all processes. The exit code is 3 if anything is nobody's or could not be
 asked.`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.audit(cmd.Context(), netnsDir, also) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.audit(cmd.Context(), o, also) },
 	}
 	cmd.Flags().StringSliceVar(&also, "also-state-dir", nil, "the state `directories` of other programs, whose containers own what they have")
-	cmd.Flags().StringVar(&netnsDir, "netns-dir", netnsDir, "the `directory` of named network namespaces")
+	cmd.Flags().StringVar(&o.NetNSDir, "netns-dir", o.NetNSDir, "the `directory` of named network namespaces")
+	cmd.Flags().StringVar(&o.ProcDir, "proc", o.ProcDir, "the `directory` of the host's processes, if that is another one, as in a container")
 	return cmd
 }
 
-func (a *app) audit(ctx context.Context, netnsDir string, also []string) error {
+func (a *app) audit(ctx context.Context, o audit.Options, also []string) error {
 	ctx, cancel := a.bounded(ctx)
 	defer cancel()
 	// The configurations say where host-local has addresses, and which bridges are used.
@@ -50,7 +52,7 @@ func (a *app) audit(ctx context.Context, netnsDir string, also []string) error {
 	if err != nil {
 		return err
 	}
-	o := audit.Options{Runtimes: []*cni.Runtime{rt}, Owner: a.flags.owner, NetNSDir: netnsDir, StateFlags: a.stateFlags()}
+	o.Runtimes, o.Owner, o.StateFlags = []*cni.Runtime{rt}, a.flags.owner, a.stateFlags()
 	for _, dir := range also {
 		other, err := a.open(cni.WithStateDir(dir), cni.WithRecordDir(""))
 		if err != nil {
@@ -90,11 +92,11 @@ func (a *app) stateFlags() string {
 }
 
 func (a *app) auditTable(found []audit.Finding) string {
-	t := table{header: []string{"WHOSE", "KIND", "OBJECT", "CONTAINER", "OWNER", "DETAIL"}}
+	t := table{header: []string{"WHOSE", "KIND", "CONTAINER", "OWNER", "OBJECT"}}
 	counts := map[audit.Whose]int{}
 	for _, f := range found {
 		counts[f.Whose]++
-		t.add(cell{string(f.Whose), whoseColor(f.Whose)}, cell{text: f.Kind}, cell{text: f.Object}, cell{text: f.ContainerID}, cell{text: f.Owner}, cell{text: f.Detail})
+		t.add(cell{string(f.Whose), whoseColor(f.Whose)}, cell{text: f.Kind}, cell{text: f.ContainerID}, cell{text: f.Owner}, cell{text: f.Object + ": " + f.Detail})
 	}
 	var b strings.Builder
 	if len(found) > 0 {

@@ -2,8 +2,11 @@ package cli
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -20,7 +23,7 @@ import (
 // audited returns what audit finds.
 func (s *session) audited(code int, args ...string) (found []audit.Finding) {
 	s.t.Helper()
-	stdout, stderr := s.want(code, append([]string{"audit", "--json", "--netns-dir", s.netnsDir()}, args...)...)
+	stdout, stderr := s.want(code, append([]string{"audit", "--json", "--netns-dir", s.netnsDir(), "--proc", s.procDir()}, args...)...)
 	expect.Same(s.t, "stderr", stderr, "")
 	expect.NoError(s.t, json.Unmarshal([]byte(stdout), &found))
 	return found
@@ -29,6 +32,16 @@ func (s *session) audited(code int, args ...string) (found []audit.Finding) {
 func (s *session) netnsDir() string {
 	dir := filepath.Join(s.host.Dir, "names")
 	expect.NoError(s.t, os.MkdirAll(dir, 0o755))
+	return dir
+}
+
+// procDir has this process alone: those of the machine cannot be seen from here.
+func (s *session) procDir() string {
+	dir := filepath.Join(s.host.Dir, "proc")
+	expect.NoError(s.t, os.MkdirAll(dir, 0o755))
+	if err := os.Symlink("/proc/self", filepath.Join(dir, "1")); !errors.Is(err, fs.ErrExist) {
+		expect.NoError(s.t, err)
+	}
 	return dir
 }
 
@@ -70,7 +83,7 @@ func TestAuditOfLivingContainers(t *testing.T) {
 	s := newSession(t)
 	s.attach("web-1", "web-2")
 	expect.Empty(t, "findings", s.audited(exitOK))
-	stdout, _ := s.want(exitOK, "audit", "--netns-dir", s.netnsDir())
+	stdout, _ := s.want(exitOK, "audit", "--netns-dir", s.netnsDir(), "--proc", s.procDir())
 	expect.Same(t, "text", stdout, "Nothing is nobody's.\n")
 
 	// Those of another program are not, if its state directory is named.
@@ -131,8 +144,8 @@ func TestAudit(t *testing.T) {
 	i := slices.IndexFunc(got, func(f audit.Finding) bool { return f.Kind == "reservation" && f.ContainerID == "ghost" })
 	mend := "embedcni cleanup ghost pods eth0 --state-dir " + s.host.StateDir + " --host-netns " + s.host.NetNS
 	expect.Same(t, "reservation", got[i], audit.Finding{Whose: audit.Nobody, Kind: "reservation", Object: "10.1.0.3 in " + s.host.Dir + "/ipam/pods",
-		ContainerID: "ghost", Network: "pods", IfName: "eth0", Detail: "its container is on no record and does not live", Mend: mend})
-	text, _ := s.want(exitBad, "audit", "--netns-dir", s.netnsDir())
+		ContainerID: "ghost", Network: "pods", IfName: "eth0", Detail: "its container is on no record, and no namespace in use has its address", Mend: mend})
+	text, _ := s.want(exitBad, "audit", "--netns-dir", s.netnsDir(), "--proc", s.procDir())
 	expect.Contains(t, "text", text, "WHOSE ", "another owner's ", "\nMend:\n", " "+mend+"\n", "\n11 things are nobody's. 3 another owner's.\n")
 
 	for _, id := range []string{"ghost", "lost"} {
@@ -194,4 +207,48 @@ func TestAuditOfRecords(t *testing.T) {
 	expect.Same(t, "damaged", records[2].Whose, audit.NotAsked)
 	expect.Contains(t, "damaged", records[2].Detail, "damaged attachment record")
 	expect.NoError(t, os.Remove(filepath.Join(s.host.StateDir, "embedcni/attachments/0123.json")))
+}
+
+// A container that has lost its records and lives is not nobody's, nor is one of which it
+// cannot be seen whether it lives: no mend is said that would harm it.
+func TestAuditHarmsNoLivingContainer(t *testing.T) {
+	s := newSession(t)
+	name := filepath.Join(s.netnsDir(), "ghost")
+	h, err := netns.Create(name)
+	expect.NoError(t, err)
+	expect.NoError(t, h.Close())
+	defer func() { expect.NoError(t, netns.Remove(name)) }()
+	s.want(exitOK, "add", "pods", name, "--id", "ghost", "--publish", "8080:80")
+	end := s.hostEnd("ghost")
+	s.lose("ghost")
+	kinds := map[string]bool{}
+	for _, f := range s.audited(exitOK) { // by its name
+		kinds[f.Kind] = true
+		expect.That(t, f.Whose == audit.Another && f.Mend == "", "of a container that lives there is %+v", f)
+	}
+	expect.Same(t, "kinds", kinds, map[string]bool{"interface": true, "namespace": true, "reservation": true, "rule": true})
+
+	elsewhere := filepath.Join(t.TempDir(), "ghost")
+	expect.NoError(t, os.WriteFile(elsewhere, nil, 0o600))
+	s.on("mount --bind %s %s && umount %s && rm %s", name, elsewhere, name, name)
+	defer func() { expect.NoError(t, netns.Remove(elsewhere)) }()
+	sleep := exec.Command("sleep", "600") // by its process
+	expect.NoError(t, netns.Do(elsewhere, sleep.Start))
+	expect.NoError(t, os.Symlink(fmt.Sprintf("/proc/%d", sleep.Process.Pid), filepath.Join(s.procDir(), "2")))
+	for _, f := range s.audited(exitOK) {
+		expect.That(t, f.Whose == audit.Another && f.Mend == "", "of a container that lives there is %+v", f)
+	}
+	expect.NoError(t, sleep.Process.Kill())
+	expect.Fails(t, "sleep was not killed", sleep.Wait())
+
+	for _, f := range s.audited(exitBad, "--proc", "/proc") { // other users' processes are hidden here
+		expect.That(t, f.Whose == audit.NotAsked && f.Mend == "", "of a container that may live there is %+v", f)
+	}
+	s.want(exitOK, "cleanup", "ghost", "pods", "eth0", "--yes")
+	s.deleteLink(end)
+	pins, err := netns.List(filepath.Join(s.host.StateDir, "embedcni/attachments/netns"))
+	expect.NoError(t, err)
+	for _, p := range pins {
+		expect.NoError(t, netns.Remove(p.Path))
+	}
 }

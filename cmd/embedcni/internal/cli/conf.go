@@ -18,14 +18,18 @@ func newConfCommand(a *app) *cobra.Command {
 		Use:     "conf",
 		GroupID: groupConf,
 		Short:   "Checks files of network configurations, and writes new ones.",
-		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Long: `Conf is for the files from which networks are loaded, those of --conf-dir for example: check
+finds mistakes in them, new prints one. Neither changes a file.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	create := &cobra.Command{
 		Use:   "new",
 		Short: "Prints a new network configuration.",
-		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Long: `New prints the configuration of a network of the kind that you name, for a file whose name
+ends in .conflist. Conf check accepts it, and so does every runtime of CNI.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	create.AddCommand(newConfBridgeCommand(a))
 	cmd.AddCommand(newConfCheckCommand(a), create)

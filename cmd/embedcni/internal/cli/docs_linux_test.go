@@ -8,6 +8,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/embedcni/cni/cmd/embedcni/internal/audit"
+	"github.com/embedcni/cni/cmd/embedcni/internal/conf"
+	"github.com/embedcni/cni/cmd/embedcni/internal/graph"
+	"github.com/embedcni/cni/cmd/embedcni/internal/watch"
 	"github.com/embedcni/cni/internal/expect"
 )
 
@@ -78,6 +82,7 @@ func TestPageListsTheJSON(t *testing.T) {
 	for command, view := range map[string]any{
 		"list": attachmentView{}, "show": showView{}, "health": healthView{}, "repair": repairView{}, "remove": removeView{},
 		"release": releaseView{}, "cleanup": cleanupView{}, "gc": gcView{}, "ready": readyView{}, "version": versionView{},
+		"graph": graph.Host{}, "watch": watch.Event{}, "audit": audit.Finding{}, "conf check": conf.Finding{},
 	} {
 		listed := rowOf(command)
 		if command == "show" || command == "release" {

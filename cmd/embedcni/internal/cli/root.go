@@ -71,6 +71,9 @@ Exit codes:
 	for _, add := range commands() {
 		root.AddCommand(add(a))
 	}
+	if err := completeValues(root); err != nil {
+		panic(err) // a flag of that name does not exist
+	}
 	addCobras(root)
 	usageErrors(root)
 	return root

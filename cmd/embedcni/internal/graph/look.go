@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/cmd/embedcni/internal/words"
 )
 
 // Source has the calls of a *cni.Runtime that a picture is made from.
@@ -168,9 +169,9 @@ func (s *Segment) judge(m Member, group []cni.Attachment, i int, verdict cni.Hea
 		case !concerns(d, group, i):
 			continue
 		case aboutBridge(d, s.Bridge):
-			add(&s.Broken, words(d))
+			add(&s.Broken, lost(d))
 		default:
-			m.Words = append(m.Words, words(d))
+			m.Words = append(m.Words, lost(d))
 		}
 		found = true
 	}
@@ -202,15 +203,12 @@ func aboutBridge(d cni.Difference, bridge string) bool {
 	return bridge != "" && !d.Inside && (d.Object == bridge || strings.HasSuffix(d.Object, " on "+bridge))
 }
 
-// words says what differs, without the network, interface and plugin before it. Why it
-// cannot be repaired is long, and health has it.
-func words(d cni.Difference) string {
-	prefix := fmt.Sprintf("network %q, interface %s, plugin %s: ", d.Network, d.IfName, d.Plugin)
-	text, _, not := strings.Cut(strings.TrimPrefix(d.String(), prefix), " (not repairable: ")
-	if not {
-		text += " (not repairable)"
+// lost says what differs. Why it cannot be repaired is long, and health has it.
+func lost(d cni.Difference) string {
+	if d.Repairable {
+		return words.Lost(d)
 	}
-	return text
+	return words.Lost(d) + " (not repairable)"
 }
 
 // resultOf returns the part of a container's result that is an attachment's, or nil.

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/cmd/embedcni/internal/words"
 )
 
 // verdict is what was said last of a container.
@@ -22,7 +22,7 @@ type verdict struct {
 func verdictOf(h cni.Health) verdict {
 	v := verdict{state: h.State, parts: map[string]cni.Difference{}}
 	if h.Reason != nil && h.State != cni.StateHealthy {
-		v.reason = strings.ReplaceAll(h.Reason.Error(), "\n", "; ")
+		v.reason = words.Line(h.Reason)
 	}
 	for _, d := range h.Differences {
 		v.parts[d.String()] = d
@@ -32,15 +32,15 @@ func verdictOf(h cni.Health) verdict {
 
 // compareVerdicts returns the events that lead from one verdict on a container to another.
 func compareVerdicts(id string, before, after verdict) (events []Event) {
-	for _, words := range slices.Sorted(maps.Keys(before.parts)) {
+	for _, part := range slices.Sorted(maps.Keys(before.parts)) {
 		// A part of which nothing is known now is not back.
-		if _, ok := after.parts[words]; !ok && (after.state == cni.StateHealthy || after.state == cni.StateBroken) {
-			events = append(events, ofPart(Back, id, before.parts[words]))
+		if _, ok := after.parts[part]; !ok && (after.state == cni.StateHealthy || after.state == cni.StateBroken) {
+			events = append(events, ofPart(Back, id, before.parts[part]))
 		}
 	}
-	for _, words := range slices.Sorted(maps.Keys(after.parts)) {
-		if _, ok := before.parts[words]; !ok {
-			events = append(events, ofPart(Lost, id, after.parts[words]))
+	for _, part := range slices.Sorted(maps.Keys(after.parts)) {
+		if _, ok := before.parts[part]; !ok {
+			events = append(events, ofPart(Lost, id, after.parts[part]))
 		}
 	}
 	if before.state == after.state && before.reason == after.reason {
@@ -60,12 +60,11 @@ func compareVerdicts(id string, before, after verdict) (events []Event) {
 }
 
 func ofPart(kind Kind, id string, d cni.Difference) Event {
-	prefix := fmt.Sprintf("network %q, interface %s, plugin %s: ", d.Network, d.IfName, d.Plugin)
-	detail, _, _ := strings.Cut(strings.TrimPrefix(d.String(), prefix), " (not repairable: ")
-	if kind == Back {
-		detail = strings.TrimSuffix(detail, " is missing")
+	detail := words.Lost(d)
+	if kind == Back && d.Kind != "check" {
+		detail = words.Part(d)
 	}
-	return Event{Event: kind, ContainerID: id, Network: d.Network, IfName: d.IfName, Detail: strings.ReplaceAll(detail, "\n", "; ")}
+	return Event{Event: kind, ContainerID: id, Network: d.Network, IfName: d.IfName, Detail: detail}
 }
 
 // Looking takes a fifth of a processor at most, as a guard's does.

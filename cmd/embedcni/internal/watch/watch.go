@@ -13,10 +13,12 @@ package watch
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/cmd/embedcni/internal/words"
 	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/netconf"
 )
@@ -166,8 +168,37 @@ func (w *watcher) followConfig(ctx context.Context) error {
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.report(Event{Event: Config, Detail: e.String(), Added: e.Added, Removed: e.Removed, Changed: e.Changed})
+		kind := Config
+		if e.Kind == netconf.Failed {
+			kind = Trouble
+		}
+		w.report(Event{Event: kind, Detail: configDetail(e), Added: e.Added, Removed: e.Removed, Changed: e.Changed})
 	}})
+}
+
+// configDetail says what has become of the networks.
+func configDetail(e netconf.WatchEvent) string {
+	parts := []string{map[netconf.WatchKind]string{
+		netconf.Loaded: "the files were read", netconf.Unchanged: "the files are as before",
+		netconf.Kept:     "the files cannot be loaded",
+		netconf.Unloaded: "the files are gone, and their networks with them",
+		netconf.Failed:   "not every change of the files is noticed",
+	}[e.Kind]}
+	for _, of := range []struct {
+		what  string
+		names []string
+	}{{"added", e.Added}, {"removed", e.Removed}, {"changed", e.Changed}} {
+		if len(of.names) > 0 {
+			parts = append(parts, of.what+" "+strings.Join(of.names, ", "))
+		}
+	}
+	for _, file := range e.Skipped {
+		parts = append(parts, "skipped "+file.Path)
+	}
+	if e.Err != nil {
+		parts = append(parts, words.Line(e.Err))
+	}
+	return strings.Join(parts, "; ")
 }
 
 // guard repairs, and reports that.
@@ -176,8 +207,18 @@ func (w *watcher) guard(ctx context.Context) error {
 		if e.Kind == guard.Looked {
 			return
 		}
+		detail := string(e.Kind)
+		if d := e.Difference; d != nil {
+			detail += " " + words.Part(*d)
+		}
+		if e.By != "" {
+			detail += "; the rules were last changed by " + e.By
+		}
+		if e.Err != nil {
+			detail += ": " + words.Line(e.Err)
+		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.report(Event{Event: Guard, ContainerID: e.ContainerID, Detail: e.String()})
+		w.report(Event{Event: Guard, ContainerID: e.ContainerID, Detail: detail})
 	}})
 }
