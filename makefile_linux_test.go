@@ -29,7 +29,7 @@ func TestHelpExplainsEachTarget(t *testing.T) {
 	expect.Same(t, "explained", explained, targets)
 }
 
-// A debian has what .ci/deps needs: directories of the system, and tools that log their calls.
+// A debian has all that .ci/deps finds: directories of the system, and tools that log their calls.
 type debian struct{ root, bin, log string }
 
 // policyPath is where Debian's maintainer scripts ask whether a service may start.
@@ -57,11 +57,14 @@ func newDebian(t *testing.T, withSystemd bool) debian {
 	t.Helper()
 	d := debian{root: t.TempDir(), bin: t.TempDir(), log: filepath.Join(t.TempDir(), "log")}
 	expect.NoError(t, os.MkdirAll(d.root+"/usr/sbin", 0o755))
-	if withSystemd {
-		expect.NoError(t, os.MkdirAll(d.root+"/run/systemd/system", 0o755))
-	}
-	for name, script := range map[string]string{"apt-get": aptGet, "dpkg": dpkg, "systemctl": systemctl, "id": "echo 0\n", "present": ""} {
+	for name, script := range map[string]string{"apt-get": aptGet, "dpkg": dpkg, "id": "echo 0\n", "present": ""} {
 		d.tool(t, name, script)
+	}
+	if withSystemd {
+		d.tool(t, "systemctl", systemctl)
+	}
+	for _, name := range []string{"chmod", "rm", "sed", "sort"} {
+		expect.NoError(t, os.Symlink(expect.Value(exec.LookPath(name))(t), filepath.Join(d.bin, name)))
 	}
 	return d
 }
@@ -75,7 +78,7 @@ func (d debian) tool(t *testing.T, name, script string) {
 func (d debian) deps(t *testing.T, needs ...string) (out string, code int, log []string) {
 	t.Helper()
 	cmd := exec.Command(".ci/deps", needs...)
-	cmd.Env = append(os.Environ(), "PATH="+d.bin+":/usr/bin:/bin", "DEPS_ROOT="+d.root, "DEPS_LOG="+d.log)
+	cmd.Env = append(os.Environ(), "PATH="+d.bin, "DEPS_ROOT="+d.root, "DEPS_LOG="+d.log)
 	text, err := cmd.CombinedOutput()
 	if cmd.ProcessState == nil {
 		t.Fatal(err)
@@ -88,7 +91,7 @@ func (d debian) deps(t *testing.T, needs ...string) (out string, code int, log [
 }
 
 // Needs of which the first is there.
-var needs = []string{"present:present", "no-such-firewalld:firewalld", "no-such-containerd:containerd", "no-such-nft:nftables"}
+var needs = []string{"present:present", "no-such-firewalld:firewalld", "no-such-containerd:containerd", "no-such-nft:nftables", "no-such-nft6:nftables"}
 
 const said = "the tests need these packages; installing them now, without starting or enabling a service: firewalld containerd nftables\n"
 
