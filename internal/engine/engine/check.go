@@ -11,7 +11,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/engine/container"
-	"github.com/embedcni/cni/internal/engine/health"
 	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/chain"
@@ -105,7 +104,7 @@ func recorded(a *attachment) (*attachment, error) {
 }
 
 // compareAll compares attachments of a container whose recorded namespaces are open.
-func (op *operation) compareAll(ctx context.Context, looks *contract.Looks, all attachments) (parts []*health.Part, err error) {
+func (op *operation) compareAll(ctx context.Context, looks *contract.Looks, all attachments) (parts []*comparison, err error) {
 	v, err := looks.Open(&op.c.Place.Host.Conns, op.c.Place.Host.Handle, op.c.Place.NetNS)
 	if err != nil {
 		return nil, err
@@ -113,7 +112,7 @@ func (op *operation) compareAll(ctx context.Context, looks *contract.Looks, all 
 	defer func() { err = Join(err, v.Close()) }()
 	for _, a := range all {
 		if unfinished := a.unfinished(); unfinished != nil {
-			parts = append(parts, &health.Part{Network: a.plan.Network.Config.Name, IfName: a.plan.IfName, Err: unfinished})
+			parts = append(parts, &comparison{Network: a.plan.Network.Config.Name, IfName: a.plan.IfName, Err: unfinished})
 			continue
 		}
 		parts = append(parts, a.compare(ctx, v))
@@ -123,9 +122,9 @@ func (op *operation) compareAll(ctx context.Context, looks *contract.Looks, all 
 
 // compare compares the parts of the attachment's plugins with the kernel, by those
 // built-in plugins that can. It changes nothing.
-func (a *attachment) compare(ctx context.Context, v *contract.View) *health.Part {
+func (a *attachment) compare(ctx context.Context, v *contract.View) *comparison {
 	name := a.plan.Network.Config.Name
-	c := &health.Attachment{
+	c := &comparing{
 		Params: &a.plan.Attachment, Chain: &chain.Chain{List: a.plan.Network.Config, Path: a.pluginDirs()},
 		Result: a.progress.partial, Runner: a.runner(), MadeInterface: a.described().MadeInterface(),
 		Describe: func(d contract.Difference) string { return differenceOf(name, a.plan.IfName, d).String() },
@@ -141,7 +140,7 @@ func (a *attachment) compare(ctx context.Context, v *contract.View) *health.Part
 }
 
 // checkFailed returns the failed CHECK as a difference.
-func checkFailed(c *health.Part) outcome.Difference {
+func checkFailed(c *comparison) outcome.Difference {
 	d := outcome.Difference{
 		Network: c.Network, IfName: c.IfName, Kind: string(contract.FailedCheck), Err: c.Asked.Failed,
 		Why: "only the plugin knows more; Remove and Setup attach the container again",
@@ -154,7 +153,7 @@ func checkFailed(c *health.Part) outcome.Difference {
 
 // notAsked notes why the plugins were not asked. That matters only for a part that
 // was not compared either.
-func notAsked(c *health.Part, why error) {
+func notAsked(c *comparison, why error) {
 	if len(c.Uncompared) > 0 {
 		c.Asked.Unknown = fmt.Errorf("interface %s of network %q: CHECK was not asked: %w", c.IfName, c.Network, why)
 	}
@@ -179,16 +178,16 @@ func withinBudget(ctx context.Context, budget time.Duration) (context.Context, c
 }
 
 // askAll asks the plugins of containers for CHECK, those of several containers at once.
-func (l *look) askAll(ctx context.Context, all []*health.Container, budget time.Duration) {
+func (l *look) askAll(ctx context.Context, all []*examined, budget time.Duration) {
 	ctx, cancel := withinBudget(ctx, budget)
 	defer cancel()
-	all = slices.DeleteFunc(slices.Clone(all), func(e *health.Container) bool { return !e.WantsCheck() })
+	all = slices.DeleteFunc(slices.Clone(all), func(e *examined) bool { return !e.WantsCheck() })
 	thread.Each(len(all), atOnce, func(i int) { l.askOne(ctx, all[i]) })
 }
 
 // askOne asks the plugins of a container, which it locks: the specification forbids
 // operations of one container that overlap.
-func (l *look) askOne(ctx context.Context, e *health.Container) {
+func (l *look) askOne(ctx context.Context, e *examined) {
 	op, all, err := l.beginAsking(ctx, e.Found.Record.ContainerID)
 	if op != nil {
 		defer op.end()
@@ -234,7 +233,7 @@ func (l *look) beginAsking(ctx context.Context, id record.ID) (*operation, attac
 // checking asks the plugins of one attachment for CHECK. The container is locked.
 type checking struct {
 	a    *attachment
-	part *health.Part // the comparison, and the answers to CHECK
+	part *comparison // the comparison, and the answers to CHECK
 }
 
 // ask asks those plugins for CHECK that can say more than the comparison, up to the first

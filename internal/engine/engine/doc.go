@@ -43,5 +43,6 @@
 //
 // Calls for many containers are objects of their own: a collection is a GC, a recovery a
 // Recover, a look compares containers for Health and for a Recover, repairs add what is
-// missing. The reaper removes, in the background, containers whose namespaces have ended.
+// missing, in rounds. The reaper removes, in the background, containers whose namespaces have
+// ended.
 package engine

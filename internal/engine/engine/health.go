@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/engine/container"
-	"github.com/embedcni/cni/internal/engine/health"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/record"
@@ -28,7 +27,7 @@ type HealthOptions struct {
 }
 
 // verdictOn returns the verdict on a container that was looked at.
-func verdictOn(e *health.Container) outcome.Health {
+func verdictOn(e *examined) outcome.Health {
 	v := outcome.Health{ContainerID: nameOf(e.Found), State: e.State, Reason: e.Reason}
 	var noted error
 	for _, c := range e.Parts {
@@ -45,7 +44,7 @@ func verdictOn(e *health.Container) outcome.Health {
 	slices.Sort(v.Uncompared)
 	v.Uncompared = slices.Compact(v.Uncompared)
 	switch {
-	case v.State != health.Compared:
+	case v.State != stateCompared:
 	case len(v.Differences) > 0:
 		v.State = outcome.StateBroken
 	case v.Reason != nil:
@@ -84,7 +83,7 @@ func (eng *Engine) Health(ctx context.Context, o HealthOptions) (verdicts []outc
 	if err != nil {
 		return nil, err
 	}
-	var all []*health.Container
+	var all []*examined
 	for _, e := range l.at(ctx, found) {
 		if h, ok := l.elsewhere(e, o.NetNS); ok {
 			verdicts = append(verdicts, h)
@@ -149,7 +148,7 @@ var errOnlyCached = errors.New("it is in libcni's cache and not on record, since
 // elsewhere returns the verdict on a container that is not attached in the namespace of
 // which the caller knows the path. A container whose record does not say where it is
 // attached, or which is dead, has the verdict of the look.
-func (l *look) elsewhere(e *health.Container, paths map[string]string) (outcome.Health, bool) {
+func (l *look) elsewhere(e *examined, paths map[string]string) (outcome.Health, bool) {
 	path, ok := paths[string(e.Found.Record.ContainerID)]
 	if !ok || e.Found.Err != nil || e.State == outcome.StateGone || e.State == outcome.StateNotAttached {
 		return outcome.Health{}, false
@@ -185,16 +184,16 @@ func (l *look) isAt(recorded record.NetNS, path string) (outcome.HealthState, er
 }
 
 // at looks at the containers of records.
-func (l *look) at(ctx context.Context, found []record.Found) []*health.Container {
+func (l *look) at(ctx context.Context, found []record.Found) []*examined {
 	s := l.eng.Store
-	h := &health.Look{Records: s.Records, IsLocked: s.Locks.IsLocked, Logger: l.eng.opts.Logger, Brief: l.once}
-	h.Examine = func(c *health.Container, looks *contract.Looks) error { return l.examine(ctx, c, looks) }
-	return h.All(ctx, found)
+	h := &examination{Records: s.Records, IsLocked: s.Locks.IsLocked, Logger: l.eng.opts.Logger, Brief: l.once}
+	h.Examine = func(c *examined, looks *contract.Looks) error { return l.examine(ctx, c, looks) }
+	return h.all(ctx, found)
 }
 
 // examine compares a container with its record. The error is the reason why it could
 // not.
-func (l *look) examine(ctx context.Context, c *health.Container, looks *contract.Looks) error {
+func (l *look) examine(ctx context.Context, c *examined, looks *contract.Looks) error {
 	rec := c.Found.Record
 	switch {
 	case ctx.Err() != nil:
@@ -219,7 +218,7 @@ func (l *look) examine(ctx context.Context, c *health.Container, looks *contract
 		c.State = outcome.StateNotAttached
 		return nil
 	}
-	if c.State, c.Reason = op.outOfReach(); c.State == health.Compared {
+	if c.State, c.Reason = op.outOfReach(); c.State == stateCompared {
 		c.Parts, err = op.compareAll(ctx, looks, all)
 	}
 	return err

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/engine/container"
-	"github.com/embedcni/cni/internal/engine/health"
 	"github.com/embedcni/cni/internal/engine/leftovers"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/record"
@@ -100,12 +99,12 @@ func (op *operation) lock(ctx context.Context, how container.Access) error {
 }
 
 // outOfReach returns why a container cannot be compared with the kernel; the state is
-// health.Compared if it can. The recorded namespaces are open.
+// stateCompared if it can. The recorded namespaces are open.
 func (op *operation) outOfReach() (outcome.HealthState, error) {
 	gone, why := op.c.Place.OutOfReach()
 	switch {
 	case why == nil:
-		return health.Compared, nil
+		return stateCompared, nil
 	case gone:
 		return outcome.StateGone, why
 	}
@@ -116,8 +115,8 @@ func (op *operation) outOfReach() (outcome.HealthState, error) {
 // recovered with the others. Calls that nothing holds up finish within it.
 const lockedGrace = 250 * time.Millisecond
 
-// atOnce is the number of containers that are recovered, or asked for CHECK, at the same
-// time. They mostly wait: for executables, and for the kernel to delete interfaces.
+// atOnce is the number of containers that are recovered, repaired or asked for CHECK at the
+// same time. They mostly wait: for executables, and for the kernel.
 const atOnce = 16
 
 // end releases everything that the operation holds.

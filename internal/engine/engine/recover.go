@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/engine/container"
-	"github.com/embedcni/cni/internal/engine/health"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/record"
@@ -43,7 +42,7 @@ func (eng *Engine) Recover(ctx context.Context) (_ *outcome.Report, err error) {
 type recovery struct {
 	eng    *Engine
 	look   *look
-	looked map[record.ID]*health.Container // before any container was locked
+	looked map[record.ID]*examined // before any container was locked
 	// repaired are the parts that were made again before each container was recovered.
 	repaired map[record.ID][]outcome.Difference
 	endBy    time.Time // when those that come last have ended, if they are about to
@@ -75,7 +74,7 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *outcom
 	for _, o := range c.deleteIllegible(illegible) {
 		o.addTo(report)
 	}
-	c.looked = make(map[record.ID]*health.Container, len(whole))
+	c.looked = make(map[record.ID]*examined, len(whole))
 	for _, e := range c.look.at(ctx, whole) {
 		c.looked[e.Found.Record.ContainerID] = e
 	}
@@ -212,8 +211,8 @@ func (op *operation) recorded(is func(*record.Attachment) bool) attachments {
 // not known to be healthy. The container is locked.
 func (c *recovery) judge(ctx, asking context.Context, op *operation, going attachments) (repaired []outcome.Difference, doubt error) {
 	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
-	e := &health.Container{Found: record.Found{Record: op.c.Recorded.Record, File: record.Name(op.c.Recorded.ID)}}
-	if e.State, e.Reason = op.outOfReach(); e.State != health.Compared {
+	e := &examined{Found: record.Found{Record: op.c.Recorded.Record, File: record.Name(op.c.Recorded.ID)}}
+	if e.State, e.Reason = op.outOfReach(); e.State != stateCompared {
 		return nil, verdictOn(e).Err()
 	}
 	var err error
@@ -240,11 +239,11 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 func (c *recovery) repairTogether(ctx context.Context) {
 	var broken []record.ID
 	for id, e := range c.looked {
-		if e.State == health.Compared && e.Settled && e.IsRepairable() {
+		if e.State == stateCompared && e.Settled && e.IsRepairable() {
 			broken = append(broken, id)
 		}
 	}
-	if len(broken) < health.DumpFor {
+	if len(broken) < dumpFor {
 		return
 	}
 	var again []record.Found
@@ -261,9 +260,9 @@ func (c *recovery) repairTogether(ctx context.Context) {
 
 // seen returns the attachments as the look before has seen them; nil if the container
 // may have changed since.
-func (c *recovery) seen(op *operation, staying attachments) (parts []*health.Part) {
+func (c *recovery) seen(op *operation, staying attachments) (parts []*comparison) {
 	e := c.looked[op.c.Recorded.ID]
-	if e == nil || e.State != health.Compared || e.Suspect() && !e.Settled || !reflect.DeepEqual(e.Found.Record, op.c.Recorded.Record) {
+	if e == nil || e.State != stateCompared || e.Suspect() && !e.Settled || !reflect.DeepEqual(e.Found.Record, op.c.Recorded.Record) {
 		return nil
 	}
 	for _, part := range e.Parts {
@@ -290,7 +289,7 @@ func adopt(op *operation, doubt error) error {
 
 // repair adds missing parts of attachments on the host, unless they are held, and
 // compares them anew. It returns the parts that were missing.
-func (c *recovery) repair(ctx context.Context, op *operation, all attachments, e *health.Container) ([]outcome.Difference, error) {
+func (c *recovery) repair(ctx context.Context, op *operation, all attachments, e *examined) ([]outcome.Difference, error) {
 	rs, err := beginRepairs(ctx, c.eng, RepairOptions{Unheld: true})
 	if err != nil { // all may be held
 		return nil, err

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/engine/container"
-	"github.com/embedcni/cni/internal/engine/health"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/record"
@@ -115,7 +114,7 @@ type repairs struct {
 // Err of each is the reason why it could not be repaired to the end; the report is valid
 // with it.
 func (rs *repairs) run(ctx context.Context, all attachments, reports map[record.ID]*outcome.RepairReport) (done []*repairing) {
-	var group []*health.Repairing
+	var group []*mending
 	var in []context.Context
 	var end []func(error)
 	for _, a := range all {
@@ -124,7 +123,7 @@ func (rs *repairs) run(ctx context.Context, all attachments, reports map[record.
 		r := rs.of(a)
 		done, group = append(done, r), append(group, r.its)
 	}
-	health.Repair(ctx, group)
+	runRounds(ctx, group)
 	for i, r := range done {
 		report := reports[r.a.op.c.Recorded.ID]
 		r.report(in[i], report)
@@ -143,7 +142,7 @@ const repairOp = runner.VerbRepair
 // repairing is the repair of one attachment.
 type repairing struct {
 	a    *attachment
-	its  *health.Repairing
+	its  *mending
 	held bool // nothing of it is wanted, since it is held
 }
 
@@ -158,7 +157,7 @@ func (rs *repairs) of(a *attachment) *repairing {
 	}
 	plugins := a.runner()
 	plugins.Given.Patience = a.op.patience
-	r := &repairing{a: a, its: &health.Repairing{
+	r := &repairing{a: a, its: &mending{
 		Runner: plugins, Compare: a.compare, Inside: rs.o.Inside,
 	}}
 	r.held = rs.o.Unheld && slices.ContainsFunc(rs.holds, func(h record.Hold) bool { return h.Holds(a.op.c.Recorded.Record, a.plan.Network.Config.Name) })
@@ -195,11 +194,11 @@ func (r *repairing) difference(d contract.Difference) outcome.Difference {
 // asPublic adds this package's sentinels to the reason why a difference remains.
 func (r *repairing) asPublic(reason error) error {
 	switch {
-	case r.held && errors.Is(reason, health.ErrNotWanted):
+	case r.held && errors.Is(reason, errNotWanted):
 		return outcome.ErrHeld
-	case errors.Is(reason, health.ErrNotAsked):
+	case errors.Is(reason, errNotAsked):
 		return &tagged{reason, outcome.ErrInContainer}
-	case errors.Is(reason, health.ErrNotAddable), errors.Is(reason, health.ErrReturned):
+	case errors.Is(reason, errNotAddable), errors.Is(reason, errReturned):
 		return &tagged{reason, outcome.ErrNotRepairable}
 	}
 	return reason

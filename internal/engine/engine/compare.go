@@ -1,4 +1,4 @@
-package health
+package engine
 
 import (
 	"context"
@@ -15,8 +15,8 @@ import (
 	"github.com/embedcni/cni/outcome"
 )
 
-// Attachment is an attachment that is compared with its record.
-type Attachment struct {
+// comparing is an attachment that is compared with its record.
+type comparing struct {
 	Params        *chain.Attachment // of its plugins
 	Chain         *chain.Chain      // of its plugins, of which none runs
 	Result        chain.Partial     // of the ADD; nil if it is not known
@@ -27,9 +27,9 @@ type Attachment struct {
 
 // Compare compares the parts of the attachment's plugins with the kernel, by those
 // built-in plugins that can. It changes nothing. The error is the reason why nothing
-// could be compared; the Part then has the names alone.
-func (a *Attachment) Compare(ctx context.Context, v *contract.View) (*Part, error) {
-	p := &Part{Network: a.Chain.List.Name, IfName: a.Params.IfName}
+// could be compared; the comparison then has the names alone.
+func (a *comparing) Compare(ctx context.Context, v *contract.View) (*comparison, error) {
+	p := &comparison{Network: a.Chain.List.Name, IfName: a.Params.IfName}
 	gone, err := a.missing(v)
 	if err != nil {
 		return p, err
@@ -66,7 +66,7 @@ func (a *Attachment) Compare(ctx context.Context, v *contract.View) (*Part, erro
 const needsAnADD = "only an ADD makes it, and the specification requires a DEL before that: Remove and Setup attach the container again"
 
 // missing returns the difference if the container lacks the attachment's interface.
-func (a *Attachment) missing(v *contract.View) (*contract.Difference, error) {
+func (a *comparing) missing(v *contract.View) (*contract.Difference, error) {
 	if !a.MadeInterface { // an interface that was never made cannot be missing
 		return nil, nil
 	}
@@ -87,7 +87,7 @@ func isInterface(d contract.Difference, ifName string) bool {
 
 // compareOne compares the part of one plugin by its call for CHECK, unless err is why there
 // is none. It reports whether a built-in plugin could.
-func (a *Attachment) compareOne(ctx context.Context, r *runner.Runner, v *contract.View, typ string, p *Part, call chain.Call, err error) bool {
+func (a *comparing) compareOne(ctx context.Context, r *runner.Runner, v *contract.View, typ string, p *comparison, call chain.Call, err error) bool {
 	if !a.Chain.ListsInterfaces() {
 		return false // the result does not say what to compare
 	}
@@ -114,7 +114,7 @@ func (a *Attachment) compareOne(ctx context.Context, r *runner.Runner, v *contra
 }
 
 // fail notes why a part could not be compared. A single error stays as it is.
-func (p *Part) fail(err error) {
+func (p *comparison) fail(err error) {
 	if p.Err != nil {
 		err = joined.Errors(p.Err, err)
 	}
@@ -130,47 +130,47 @@ type readOnly struct{ contract.Record }
 // Note refuses a note.
 func (readOnly) Note(string, any) error { return errReadOnly }
 
-// Compared is the state of a container on which there is no verdict yet: its parts decide.
-const Compared outcome.HealthState = ""
+// stateCompared is the state of a container on which there is no verdict yet: its parts decide.
+const stateCompared outcome.HealthState = ""
 
-// Container is a container that was looked at. It was not locked meanwhile, so a look
-// only suspects; see [Look.All].
-type Container struct {
+// examined is a container that was looked at. It was not locked meanwhile, so a look
+// only suspects; see [examination.all].
+type examined struct {
 	Found   record.Found // its record
 	State   outcome.HealthState
-	Reason  error // for a State that is not Compared
-	Parts   []*Part
+	Reason  error // for a State that is not stateCompared
+	Parts   []*comparison
 	Settled bool // it is certain that no other call has changed the container meanwhile
 }
 
 // Suspect reports whether anything is wrong with the container, as far as was seen.
-func (c *Container) Suspect() bool {
-	return c.State != Compared || slices.ContainsFunc(c.Parts, func(p *Part) bool { return !p.IsWhole() })
+func (c *examined) Suspect() bool {
+	return c.State != stateCompared || slices.ContainsFunc(c.Parts, func(p *comparison) bool { return !p.IsWhole() })
 }
 
 // IsRepairable reports whether a repair can make a part on the host again.
-func (c *Container) IsRepairable() bool {
-	return slices.ContainsFunc(c.Parts, func(p *Part) bool {
+func (c *examined) IsRepairable() bool {
+	return slices.ContainsFunc(c.Parts, func(p *comparison) bool {
 		return slices.ContainsFunc(p.Differences, func(d contract.Difference) bool { return d.Fix != nil && !d.Inside })
 	})
 }
 
 // WantsCheck reports whether a CHECK can say more about a part than the comparison.
-func (c *Container) WantsCheck() bool { return slices.ContainsFunc(c.Parts, (*Part).WantsCheck) }
+func (c *examined) WantsCheck() bool { return slices.ContainsFunc(c.Parts, (*comparison).WantsCheck) }
 
-// Part is an attachment compared with its record.
-type Part struct {
+// comparison is an attachment compared with its record.
+type comparison struct {
 	Network, IfName string
 
 	Differences []contract.Difference // in the order in which they have to be made again
 	Asks        map[int]bool          // positions of the plugins whose CHECK can say more
 	Uncompared  []string              // types whose part nothing compares
 	Err         error                 // why a part could not be compared
-	Asked       Asked
+	Asked       answers
 }
 
-// Asked is the outcome of the CHECKs of an attachment's plugins.
-type Asked struct {
+// answers is the outcome of the CHECKs of an attachment's plugins.
+type answers struct {
 	Done    bool
 	Failed  error // of the plugin that said that something is wrong
 	Unknown error // why no plugin said anything
@@ -179,23 +179,23 @@ type Asked struct {
 }
 
 // Covers reports whether the comparison covers the parts of these types.
-func (p *Part) Covers(types ...string) bool {
+func (p *comparison) Covers(types ...string) bool {
 	return !slices.ContainsFunc(types, func(typ string) bool { return slices.Contains(p.Uncompared, typ) })
 }
 
 // IsWhole reports whether the comparison has found nothing wrong.
-func (p *Part) IsWhole() bool { return len(p.Differences) == 0 && p.Err == nil }
+func (p *comparison) IsWhole() bool { return len(p.Differences) == 0 && p.Err == nil }
 
 // WantsCheck reports whether a CHECK of a plugin of the attachment can say more than the
 // comparison.
-func (p *Part) WantsCheck() bool {
+func (p *comparison) WantsCheck() bool {
 	return slices.Contains(slices.Collect(maps.Values(p.Asks)), true)
 }
 
 // Unjudged returns the types of plugins whose part nobody has judged, because CHECK is
 // not wanted.
-func (p *Part) Unjudged() []string {
-	if p.Asked != (Asked{}) {
+func (p *comparison) Unjudged() []string {
+	if p.Asked != (answers{}) {
 		return nil
 	}
 	return p.Uncompared

@@ -1,4 +1,4 @@
-package health
+package engine
 
 import (
 	"context"
@@ -17,18 +17,18 @@ import (
 // lookedAt is one container on record, and what looks at it see.
 type lookedAt struct {
 	t      *testing.T
-	look   *Look
+	look   *examination
 	looks  int
 	locked func() (bool, error)
 }
 
-func newLookedAt(t *testing.T, see func(l *lookedAt, c *Container)) *lookedAt {
+func newLookedAt(t *testing.T, see func(l *lookedAt, c *examined)) *lookedAt {
 	t.Helper()
 	l := &lookedAt{t: t, locked: func() (bool, error) { return false, nil }}
-	l.look = &Look{
+	l.look = &examination{
 		Records:  record.Open(t.TempDir()),
 		IsLocked: func(record.ID) (bool, error) { return l.locked() },
-		Examine: func(c *Container, _ *contract.Looks) error {
+		Examine: func(c *examined, _ *contract.Looks) error {
 			l.looks++
 			see(l, c)
 			return nil
@@ -45,38 +45,38 @@ func (l *lookedAt) change() {
 	expect.NoError(l.t, l.look.Records.Begin(rec))
 }
 
-func (l *lookedAt) all(ctx context.Context) *Container {
-	all := l.look.All(ctx, expect.Value(l.look.Records.List())(l.t))
+func (l *lookedAt) all(ctx context.Context) *examined {
+	all := l.look.all(ctx, expect.Value(l.look.Records.List())(l.t))
 	expect.Same(l.t, "containers", len(all), 1)
 	return all[0]
 }
 
 // broken adds a part that lacks something.
-func broken(c *Container) {
-	c.Parts = []*Part{{IfName: "eth0", Differences: []contract.Difference{{Kind: contract.Rule}}}}
+func broken(c *examined) {
+	c.Parts = []*comparison{{IfName: "eth0", Differences: []contract.Difference{{Kind: contract.Rule}}}}
 }
 
 func TestASuspectIsLookedAtUntilNothingChangesMeanwhile(t *testing.T) {
-	always := func(_ *lookedAt, c *Container) { broken(c) }
+	always := func(_ *lookedAt, c *examined) { broken(c) }
 	for name, tt := range map[string]struct {
-		see    func(l *lookedAt, c *Container)
+		see    func(l *lookedAt, c *examined)
 		locked func(l *lookedAt) (bool, error)
 		want   string
 	}{
-		"healthy":         {func(*lookedAt, *Container) {}, nil, "1 looks"},
+		"healthy":         {func(*lookedAt, *examined) {}, nil, "1 looks"},
 		"certainly wrong": {always, nil, "2 looks, suspect, settled"},
-		"wrong for a moment": {func(l *lookedAt, c *Container) {
+		"wrong for a moment": {func(l *lookedAt, c *examined) {
 			if l.looks == 1 {
 				broken(c)
 			}
 		}, nil, "2 looks, settled"},
-		"out of reach": {func(_ *lookedAt, c *Container) { c.State, c.Reason = outcome.StateGone, errors.New("gone") }, nil, "2 looks, suspect, settled, gone: gone"},
-		"its record changes during the second look": {func(l *lookedAt, c *Container) {
+		"out of reach": {func(_ *lookedAt, c *examined) { c.State, c.Reason = outcome.StateGone, errors.New("gone") }, nil, "2 looks, suspect, settled, gone: gone"},
+		"its record changes during the second look": {func(l *lookedAt, c *examined) {
 			if broken(c); l.looks == 2 {
 				l.change()
 			}
 		}, nil, "3 looks, suspect, settled"},
-		"its record changes during each look": {func(l *lookedAt, c *Container) {
+		"its record changes during each look": {func(l *lookedAt, c *examined) {
 			broken(c)
 			l.change()
 		}, nil, "3 looks, suspect, unknown: it changes: another call for the container is under way"},
@@ -85,7 +85,7 @@ func TestASuspectIsLookedAtUntilNothingChangesMeanwhile(t *testing.T) {
 			"3 looks, suspect, unknown: it changes: another call for the container is under way"},
 		"nobody knows whether it is locked": {always, func(*lookedAt) (bool, error) { return false, errors.New("no") },
 			"3 looks, suspect, unknown: it changes: another call for the container is under way"},
-		"it is removed after the first look": {func(l *lookedAt, c *Container) {
+		"it is removed after the first look": {func(l *lookedAt, c *examined) {
 			broken(c)
 			expect.NoError(l.t, l.look.Records.Delete("c1"))
 		}, nil, "1 looks, suspect, settled, not attached: <nil>"},
@@ -103,7 +103,7 @@ func TestASuspectIsLookedAtUntilNothingChangesMeanwhile(t *testing.T) {
 			if c.Settled {
 				got += ", settled"
 			}
-			if c.State != Compared {
+			if c.State != stateCompared {
 				got += fmt.Sprintf(", %s: %v", c.State, c.Reason)
 			}
 			expect.Same(t, "outcome", got, tt.want)
@@ -117,12 +117,12 @@ func TestASuspectIsLookedAtUntilNothingChangesMeanwhile(t *testing.T) {
 // TestABriefLook looks again only at a suspect that may have changed meanwhile.
 func TestABriefLook(t *testing.T) {
 	for name, tt := range map[string]struct {
-		see  func(l *lookedAt, c *Container)
+		see  func(l *lookedAt, c *examined)
 		want string
 	}{
-		"healthy":         {func(*lookedAt, *Container) {}, "1 looks, suspect false, settled false"},
-		"certainly wrong": {func(_ *lookedAt, c *Container) { broken(c) }, "1 looks, suspect true, settled true"},
-		"its record changes during the first look": {func(l *lookedAt, c *Container) {
+		"healthy":         {func(*lookedAt, *examined) {}, "1 looks, suspect false, settled false"},
+		"certainly wrong": {func(_ *lookedAt, c *examined) { broken(c) }, "1 looks, suspect true, settled true"},
+		"its record changes during the first look": {func(l *lookedAt, c *examined) {
 			if broken(c); l.looks == 1 {
 				l.change()
 			}
@@ -138,9 +138,9 @@ func TestABriefLook(t *testing.T) {
 // TestOnlySuspectsAreLookedAtAgain, and each outcome stays that of its container.
 func TestOnlySuspectsAreLookedAtAgain(t *testing.T) {
 	looks := make(chan record.ID, 100)
-	l := &Look{
+	l := &examination{
 		Records: record.Open(t.TempDir()), IsLocked: func(record.ID) (bool, error) { return false, nil }, Logger: slog.Default(),
-		Examine: func(c *Container, _ *contract.Looks) error {
+		Examine: func(c *examined, _ *contract.Looks) error {
 			looks <- c.Found.Record.ContainerID
 			if c.Found.Record.Owner == "broken" {
 				broken(c)
@@ -157,7 +157,7 @@ func TestOnlySuspectsAreLookedAtAgain(t *testing.T) {
 		expect.NoError(t, l.Records.Begin(rec))
 	}
 	found := expect.Value(l.Records.List())(t)
-	all := l.All(t.Context(), found)
+	all := l.all(t.Context(), found)
 	expect.Same(t, "looks", len(looks), n+n/4)
 	for i, c := range all {
 		expect.Same(t, "container", c.Found.File, found[i].File)
@@ -167,18 +167,18 @@ func TestOnlySuspectsAreLookedAtAgain(t *testing.T) {
 
 // TestAPanicIsOneContainers: it would end the program.
 func TestAPanicIsOneContainers(t *testing.T) {
-	c := newLookedAt(t, func(*lookedAt, *Container) { panic("oops") }).all(t.Context())
+	c := newLookedAt(t, func(*lookedAt, *examined) { panic("oops") }).all(t.Context())
 	expect.That(t, c.State == outcome.StateUnknown && strings.HasPrefix(c.Reason.Error(), "panic: oops\n"), "%s: %v", c.State, c.Reason)
 }
 
 // TestAnEndedContextEndsTheLooks, and leaves what was seen.
 func TestAnEndedContextEndsTheLooks(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	l := newLookedAt(t, func(_ *lookedAt, c *Container) {
+	l := newLookedAt(t, func(_ *lookedAt, c *examined) {
 		broken(c)
 		cancel()
 	})
 	c := l.all(ctx)
 	expect.Same(t, "looks", l.looks, 1)
-	expect.Same(t, "state", c.State, Compared)
+	expect.Same(t, "state", c.State, stateCompared)
 }

@@ -1,4 +1,4 @@
-package health
+package engine
 
 import (
 	"context"
@@ -33,15 +33,15 @@ func (c comparer) Compare(ctx context.Context, _ *plugin.Request, _ *contract.Vi
 	return c(ctx)
 }
 
-// recorded is an attachment whose errors are those of a difference, in brackets.
-type recorded struct{ runner.Attachment }
+// bracketed is an attachment whose errors are those of a difference, in brackets.
+type bracketed struct{ runner.Attachment }
 
-func (recorded) Durable() error              { return nil }
-func (recorded) Fail(f runner.Failure) error { return fmt.Errorf("[%s %w]", f.Plugin, f.Err) }
+func (bracketed) Durable() error              { return nil }
+func (bracketed) Fail(f runner.Failure) error { return fmt.Errorf("[%s %w]", f.Plugin, f.Err) }
 
 // compareWith compares an attachment of the plugins in a configuration. Those with an
 // entry in builtIn are compared; those of "executable" were attached by one.
-func compareWith(t *testing.T, version, ifName, plugins string, builtIn map[string]comparer) (*Part, error) {
+func compareWith(t *testing.T, version, ifName, plugins string, builtIn map[string]comparer) (*comparison, error) {
 	t.Helper()
 	list := expect.Value(conflist.Parse([]byte(`{"cniVersion": "` + version + `", "name": "net", "plugins": [` + plugins + `]}`)))(t)
 	r := &runner.Runner{
@@ -54,7 +54,7 @@ func compareWith(t *testing.T, version, ifName, plugins string, builtIn map[stri
 			}},
 			Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		},
-		Plugins: &runner.Plugins{}, Network: list, Attachment: recorded{},
+		Plugins: &runner.Plugins{}, Network: list, Attachment: bracketed{},
 		Given: contract.Given{Record: contract.From(context.Background()).Record},
 	}
 	var all []record.Plugin
@@ -62,7 +62,7 @@ func compareWith(t *testing.T, version, ifName, plugins string, builtIn map[stri
 		all = append(all, record.Plugin{Type: typ, Kind: record.KindBuiltIn})
 	}
 	r.Plugins.Reset(all, nil)
-	a := &Attachment{
+	a := &comparing{
 		Params:        &chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: "c1", NetNS: "/proc/self/ns/net", IfName: ifName}},
 		Chain:         &chain.Chain{List: list},
 		Result:        chain.Partial(`{"cniVersion": "` + version + `", "interfaces": []}`),
@@ -80,8 +80,8 @@ func finds(all ...contract.Difference) comparer {
 	return func(context.Context) ([]contract.Difference, error) { return all, nil }
 }
 
-// lines renders a Part.
-func lines(p *Part) (all []string) {
+// lines renders a comparison.
+func lines(p *comparison) (all []string) {
 	for _, d := range p.Differences {
 		all = append(all, fmt.Sprintf("%s %s %s: %v", d.Plugin, d.Kind, d.Object, d.Err))
 	}
@@ -151,7 +151,7 @@ func TestAComparisonNotesNothing(t *testing.T) {
 }
 
 func TestUnjudgedUnlessAsked(t *testing.T) {
-	p := &Part{Uncompared: []string{"x"}}
+	p := &comparison{Uncompared: []string{"x"}}
 	expect.Same(t, "not asked", p.Unjudged(), []string{"x"})
 	p.Asked.Done = true
 	expect.Same(t, "asked", p.Unjudged(), nil)
@@ -163,7 +163,7 @@ func TestOnlyDifferencesOnTheHostAreRepairable(t *testing.T) {
 		d    contract.Difference
 		want bool
 	}{{contract.Difference{Fix: fix}, true}, {contract.Difference{Fix: fix, Inside: true}, false}, {contract.Difference{}, false}} {
-		c := &Container{Parts: []*Part{{}, {Differences: []contract.Difference{tt.d}}}}
+		c := &examined{Parts: []*comparison{{}, {Differences: []contract.Difference{tt.d}}}}
 		expect.Same(t, "repairable", c.IsRepairable(), tt.want)
 	}
 }

@@ -1,4 +1,4 @@
-package health
+package engine
 
 import (
 	"context"
@@ -17,37 +17,37 @@ import (
 
 // The reasons why a difference remains. The reason can also be the error of its Fix.
 var (
-	// ErrNotAsked: it is in the container's namespace.
-	ErrNotAsked = errors.New("it is in the container's namespace, where nothing is changed unless the caller asks for it")
-	// ErrNotWanted: the caller of this repair does not want it.
-	ErrNotWanted = errors.New("this repair leaves it")
-	// ErrNotAddable: adding something does not repair it.
-	ErrNotAddable = errors.New("adding what is missing does not repair it")
-	// ErrReturned: it was repaired, and is missing again.
-	ErrReturned = errors.New("it was repaired, and was missing again at once: something else removes it")
-	// ErrNotVerified: the repair ended before the last comparison.
-	ErrNotVerified = errors.New("not known to be repaired")
+	// errNotAsked: it is in the container's namespace.
+	errNotAsked = errors.New("it is in the container's namespace, where nothing is changed unless the caller asks for it")
+	// errNotWanted: the caller of this repair does not want it.
+	errNotWanted = errors.New("this repair leaves it")
+	// errNotAddable: adding something does not repair it.
+	errNotAddable = errors.New("adding what is missing does not repair it")
+	// errReturned: it was repaired, and is missing again.
+	errReturned = errors.New("it was repaired, and was missing again at once: something else removes it")
+	// errNotVerified: the repair ended before the last comparison.
+	errNotVerified = errors.New("not known to be repaired")
 )
 
-// Outcome is the result of a repair.
-type Outcome struct {
+// mended is the result of a repair.
+type mended struct {
 	Repaired []contract.Difference // that were missing, and are verified to be there again
-	Left     []Left
+	Left     []remaining
 	// Err is the reason why the attachment could not be compared with its record to the
 	// end. The rest is valid with it.
 	Err error
 }
 
-// Left is a difference that remains, and why.
-type Left struct {
+// remaining is a difference that remains, and why.
+type remaining struct {
 	contract.Difference
 	Reason error
 	Failed bool // Reason is the error of its Fix
 }
 
-// DumpFor is the number of attachments from which one look at all of a host is cheaper
+// dumpFor is the number of attachments from which one look at all of a host is cheaper
 // than asking the kernel for the parts of each.
-const DumpFor = 4
+const dumpFor = 4
 
 const (
 	// mostRounds bounds the rounds of a repair. Two or three are usual: a bridge, its
@@ -59,25 +59,23 @@ const (
 	// slow limits the time of one Fix in a group: the others wait for it with their
 	// packet filters. By itself an attachment may take longer.
 	slow = time.Second
-	// atOnce is the number of attachments in whose repairs Fix is called at the same time.
-	atOnce = 16
 )
 
 // errSlow: a Fix in a group took too long.
 var errSlow = errors.New("it takes too long for a repair of several containers at once")
 
-// Repairing is an attachment of a locked container that is repaired. It owns what its
+// mending is an attachment of a locked container that is repaired. It owns what its
 // rounds have collected; the namespaces and the sockets of the Runner are the caller's.
-type Repairing struct {
+type mending struct {
 	Runner *runner.Runner // its Container is nil if that is not open
 	// Compare compares the attachment with its record.
-	Compare func(context.Context, *contract.View) *Part
+	Compare func(context.Context, *contract.View) *comparison
 	Inside  bool // repair the container's namespace too
 	// Want reports whether a difference that could be repaired is to be; nil: all are.
 	Want func(contract.Difference) bool
 
-	Outcome       // of Repair
-	Last    *Part // the last comparison, or nil
+	mended             // of the rounds
+	Last   *comparison // the last comparison, or nil
 
 	grouped bool // with others
 	round   round
@@ -127,15 +125,22 @@ func (t *tries) of(d contract.Difference) *attempts {
 	return t.parts[k]
 }
 
-// Repair repairs attachments together. Nobody else changes their records meanwhile. One
-// that cannot be repaired does not keep the others from it.
-func Repair(ctx context.Context, all []*Repairing) {
+// runRounds repairs attachments together:
+//
+//	compare ─► choose ─► fix, in order ─► compare again ─► … ─► what was repaired,
+//	   ▲                     │                                   and what remains, why
+//	   └── something fixed ──┘
+//
+// One round is often not enough: a comparison can see that a bridge is gone, but not that
+// the new one will lack an address and a port. Nobody else changes the records meanwhile.
+// One attachment that cannot be repaired does not keep the others from it.
+func runRounds(ctx context.Context, all []*mending) {
 	for _, r := range all {
 		r.grouped, r.tries = len(all) > 1, tries{parts: make(map[key]*attempts), took: make(map[string]time.Duration)}
 	}
 	for active := all; len(active) > 0; {
 		now := compareAll(ctx, active)
-		var going, ended []*Repairing
+		var going, ended []*mending
 		for i, r := range active {
 			if r.take(now[i]) {
 				going = append(going, r)
@@ -144,22 +149,22 @@ func Repair(ctx context.Context, all []*Repairing) {
 			}
 		}
 		// The other end of a pair may take a moment to notice that it can send.
-		each(ended, func(r *Repairing) { r.announce(ctx, r.tries.made, true) })
+		each(ended, func(r *mending) { r.announce(ctx, r.tries.made, true) })
 		fix(ctx, going)
 		active = going
 	}
 }
 
 // each calls do for all of the attachments, several at once.
-func each(all []*Repairing, do func(*Repairing)) {
+func each(all []*mending, do func(*mending)) {
 	thread.Each(len(all), atOnce, func(i int) { do(all[i]) })
 }
 
 // compareAll compares attachments with their records anew, and sets Err of those that
 // cannot be compared. The containers are locked, so that one look at the host is as good as
 // a question for each.
-func compareAll(ctx context.Context, all []*Repairing) []*Part {
-	now := make([]*Part, len(all))
+func compareAll(ctx context.Context, all []*mending) []*comparison {
+	now := make([]*comparison, len(all))
 	one := func(i int, looks *contract.Looks) {
 		r := all[i]
 		r.Err = thread.Try(func() (err error) {
@@ -167,7 +172,7 @@ func compareAll(ctx context.Context, all []*Repairing) []*Part {
 			return err
 		})
 	}
-	if len(all) < DumpFor {
+	if len(all) < dumpFor {
 		for i := range all {
 			one(i, &contract.Looks{})
 		}
@@ -181,7 +186,7 @@ func compareAll(ctx context.Context, all []*Repairing) []*Part {
 	return now
 }
 
-func (r *Repairing) compare(ctx context.Context, looks *contract.Looks) (c *Part, err error) {
+func (r *mending) compare(ctx context.Context, looks *contract.Looks) (c *comparison, err error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -205,7 +210,7 @@ func (r *Repairing) compare(ctx context.Context, looks *contract.Looks) (c *Part
 // take takes a comparison in, decides what to repair now, and reports whether there is
 // anything. The order of the differences stays: the plugins of a chain rely on those before
 // them.
-func (r *Repairing) take(now *Part) bool {
+func (r *mending) take(now *comparison) bool {
 	if r.Err != nil {
 		r.end(r.round.found)
 		return false
@@ -225,7 +230,7 @@ func (r *Repairing) take(now *Part) bool {
 }
 
 // wants reports whether a difference is to be repaired now.
-func (r *Repairing) wants(d contract.Difference) bool {
+func (r *mending) wants(d contract.Difference) bool {
 	part := r.tries.of(d)
 	return d.Fix != nil && (r.Inside || !d.Inside) && part.fixed < mostAttempts &&
 		!errors.Is(part.err, errSlow) && // once is enough for the others
@@ -234,7 +239,7 @@ func (r *Repairing) wants(d contract.Difference) bool {
 
 // fix repairs what the attachments are to do now. The failure of one thing does not keep
 // the others from being repaired.
-func fix(ctx context.Context, all []*Repairing) {
+func fix(ctx context.Context, all []*mending) {
 	if len(all) == 0 {
 		return
 	}
@@ -242,7 +247,7 @@ func fix(ctx context.Context, all []*Repairing) {
 	for _, r := range all {
 		r.fixShared(ctx, shared)
 	}
-	each(all, func(r *Repairing) { r.round.delayed = r.fixEach(ctx, r.round.delayed, &r.round.batch) })
+	each(all, func(r *mending) { r.round.delayed = r.fixEach(ctx, r.round.delayed, &r.round.batch) })
 	var batches []*thread.Batch
 	for _, r := range all {
 		batches = append(batches, &r.round.batch)
@@ -256,7 +261,7 @@ func fix(ctx context.Context, all []*Repairing) {
 		}
 		r.round.made = append(r.round.made, r.round.delayed...)
 	}
-	each(all, func(r *Repairing) {
+	each(all, func(r *mending) {
 		for _, d := range r.round.made {
 			r.tries.of(d).fixed++
 		}
@@ -268,7 +273,7 @@ func fix(ctx context.Context, all []*Repairing) {
 // fixShared repairs what all attachments share, unless another one of the group has, and
 // puts off the rest. It precedes what each has for itself: a bridge its ports. The second
 // time each tries: one that knows better may succeed.
-func (r *Repairing) fixShared(ctx context.Context, made map[key]bool) {
+func (r *mending) fixShared(ctx context.Context, made map[key]bool) {
 	for _, d := range r.round.todo {
 		k := keyOf(d)
 		k.plugin = "" // bridge and portmap may both want a setting of the bridge
@@ -284,12 +289,12 @@ func (r *Repairing) fixShared(ctx context.Context, made map[key]bool) {
 
 // fixEach repairs differences, or delays what goes into the batch, and returns those for
 // which that succeeded.
-func (r *Repairing) fixEach(ctx context.Context, all []contract.Difference, b *thread.Batch) []contract.Difference {
+func (r *mending) fixEach(ctx context.Context, all []contract.Difference, b *thread.Batch) []contract.Difference {
 	return slices.DeleteFunc(all, func(d contract.Difference) bool { return !r.attempt(ctx, d, b) })
 }
 
 // attempt makes or delays the repair of one difference, unless ctx has ended.
-func (r *Repairing) attempt(ctx context.Context, d contract.Difference, b *thread.Batch) bool {
+func (r *mending) attempt(ctx context.Context, d contract.Difference, b *thread.Batch) bool {
 	part := r.tries.of(d)
 	if part.err = context.Cause(ctx); part.err != nil {
 		return false
@@ -310,7 +315,7 @@ func (r *Repairing) attempt(ctx context.Context, d contract.Difference, b *threa
 
 // announce calls the Announce of each plugin's differences, that of the last one. An error
 // is reported to the log alone: the attachment is repaired without it.
-func (r *Repairing) announce(ctx context.Context, all []contract.Difference, unanswered bool) {
+func (r *mending) announce(ctx context.Context, all []contract.Difference, unanswered bool) {
 	told := make(map[string]bool)
 	for _, d := range slices.Backward(all) {
 		if d.Announce == nil || told[d.Plugin] || ctx.Err() != nil {
@@ -327,11 +332,11 @@ func (r *Repairing) announce(ctx context.Context, all []contract.Difference, una
 
 // end sets the outcome after the last comparison, which found these differences. Later
 // ones may exist if a later comparison has failed.
-func (r *Repairing) end(found []contract.Difference) {
+func (r *mending) end(found []contract.Difference) {
 	remains := make(map[key]bool, len(found))
 	for _, d := range found {
 		remains[keyOf(d)] = true
-		r.Left = append(r.Left, Left{d, r.reason(d), r.tries.of(d).err != nil})
+		r.Left = append(r.Left, remaining{d, r.reason(d), r.tries.of(d).err != nil})
 	}
 	for _, d := range r.tries.order {
 		if !remains[keyOf(d.Difference)] {
@@ -341,28 +346,28 @@ func (r *Repairing) end(found []contract.Difference) {
 }
 
 // reason returns why a difference remains.
-func (r *Repairing) reason(d contract.Difference) error {
+func (r *mending) reason(d contract.Difference) error {
 	switch part := r.tries.of(d); {
 	case part.err != nil:
 		return part.err
 	case d.Fix == nil && d.Why != "":
-		return fmt.Errorf("%w: %s", ErrNotAddable, d.Why)
+		return fmt.Errorf("%w: %s", errNotAddable, d.Why)
 	case d.Fix == nil:
-		return ErrNotAddable
+		return errNotAddable
 	case d.Inside && !r.Inside:
-		return ErrNotAsked
+		return errNotAsked
 	case r.Err != nil:
-		return fmt.Errorf("%w: %w", ErrNotVerified, r.Err)
+		return fmt.Errorf("%w: %w", errNotVerified, r.Err)
 	case r.Want != nil && part.fixed == 0:
-		return ErrNotWanted
+		return errNotWanted
 	case part.fixed == 0:
-		return fmt.Errorf("%w: it was found after the last of %d rounds", ErrNotVerified, mostRounds)
+		return fmt.Errorf("%w: it was found after the last of %d rounds", errNotVerified, mostRounds)
 	}
-	return ErrReturned
+	return errReturned
 }
 
 // Report reports the repairs of each plugin's part to the log and the observer.
-func (r *Repairing) Report(ctx context.Context) {
+func (r *mending) Report(ctx context.Context) {
 	for _, tried := range r.tries.order {
 		typ := tried.Plugin
 		took, ok := r.tries.took[typ]

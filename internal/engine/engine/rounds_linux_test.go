@@ -1,4 +1,4 @@
-package health
+package engine
 
 import (
 	"context"
@@ -112,7 +112,7 @@ func (f *fake) run(ctx context.Context, inside bool) (repaired, error) {
 		return f.compare()
 	})
 	r.Inside = inside
-	Repair(ctx, []*Repairing{r})
+	runRounds(ctx, []*mending{r})
 	got := repaired{Fixed: f.fixed}
 	for _, d := range r.Repaired {
 		got.Repaired = append(got.Repaired, d.Object)
@@ -163,7 +163,7 @@ func TestRunRepairsWhatMayBeAdded(t *testing.T) {
 		},
 		"the host alone": {
 			parts: []part{{name: "route", inside: true}, rule},
-			want:  repaired{Repaired: []string{"rule"}, Left: map[string]error{"route": ErrNotAsked}, Fixed: []string{"rule"}},
+			want:  repaired{Repaired: []string{"rule"}, Left: map[string]error{"route": errNotAsked}, Fixed: []string{"rule"}},
 		},
 		"the container too": {
 			parts: []part{{name: "route", inside: true}, rule}, inside: true,
@@ -171,7 +171,7 @@ func TestRunRepairsWhatMayBeAdded(t *testing.T) {
 		},
 		"not what differs": {
 			parts: []part{{name: "mtu", differs: true}, {name: "mac", differs: true, inside: true}, rule}, inside: true,
-			want: repaired{Repaired: []string{"rule"}, Left: map[string]error{"mtu": ErrNotAddable, "mac": ErrNotAddable}, Fixed: []string{"rule"}},
+			want: repaired{Repaired: []string{"rule"}, Left: map[string]error{"mtu": errNotAddable, "mac": errNotAddable}, Fixed: []string{"rule"}},
 		},
 		"the others if one is refused": {
 			parts: []part{{name: "first", refused: errRefused}, rule},
@@ -192,7 +192,7 @@ func TestRunRepairsWhatMayBeAdded(t *testing.T) {
 		},
 		"not for ever what somebody removes": {
 			parts: []part{{name: "fought", vanish: 1000}, rule},
-			want:  repaired{Repaired: []string{"rule"}, Left: map[string]error{"fought": ErrReturned}, Fixed: []string{"fought", "rule", "fought"}},
+			want:  repaired{Repaired: []string{"rule"}, Left: map[string]error{"fought": errReturned}, Fixed: []string{"fought", "rule", "fought"}},
 		},
 	} {
 		f := newFake(b, test.parts...)
@@ -219,7 +219,7 @@ func TestAChainOfNeedsLongerThanTheRoundsIsLeftAndSaid(t *testing.T) {
 	}
 	f := newFake(b, parts...)
 	got, err := f.run(context.Background(), false)
-	if left := got.Left[fmt.Sprint(mostRounds)]; err != nil || len(got.Repaired) != mostRounds || !errors.Is(left, ErrNotVerified) {
+	if left := got.Left[fmt.Sprint(mostRounds)]; err != nil || len(got.Repaired) != mostRounds || !errors.Is(left, errNotVerified) {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	if got, err := f.run(context.Background(), false); err != nil || len(got.Repaired) != 2 || got.Left != nil {
@@ -245,8 +245,8 @@ func TestAComparisonThatFails(t *testing.T) {
 	b := newBench(t)
 	for at, want := range map[int]repaired{
 		1: {},
-		2: {Left: map[string]error{"bridge": ErrNotVerified}, Fixed: []string{"bridge"}},
-		3: {Repaired: []string{"bridge"}, Left: map[string]error{"port": ErrNotVerified}, Fixed: []string{"bridge", "port"}},
+		2: {Left: map[string]error{"bridge": errNotVerified}, Fixed: []string{"bridge"}},
+		3: {Repaired: []string{"bridge"}, Left: map[string]error{"port": errNotVerified}, Fixed: []string{"bridge", "port"}},
 	} {
 		f := newFake(b, part{name: "bridge"}, part{name: "port", needs: []string{"bridge"}})
 		f.failing = at

@@ -1,4 +1,4 @@
-package health
+package engine
 
 import (
 	"context"
@@ -52,18 +52,18 @@ func newBench(t *testing.T) *bench {
 }
 
 // attachment returns one whose comparisons find differences.
-func (b *bench) attachment(finds func(context.Context) []contract.Difference) *Repairing {
-	return &Repairing{
+func (b *bench) attachment(finds func(context.Context) []contract.Difference) *mending {
+	return &mending{
 		Runner: &runner.Runner{
 			Runtime: b.runtime, Plugins: &runner.Plugins{}, Network: &libcni.NetworkConfigList{Name: "net"}, Attachment: verbose{},
 			Host: b.host.Handle, Container: b.host.Handle, Given: contract.Given{Conns: &b.host.Conns},
 		},
-		Compare: func(ctx context.Context, _ *contract.View) *Part { return &Part{Differences: finds(ctx)} },
+		Compare: func(ctx context.Context, _ *contract.View) *comparison { return &comparison{Differences: finds(ctx)} },
 	}
 }
 
 // attachments returns several.
-func (b *bench) attachments(n int, finds func(ctx context.Context, member int) []contract.Difference) (all []*Repairing) {
+func (b *bench) attachments(n int, finds func(ctx context.Context, member int) []contract.Difference) (all []*mending) {
 	for i := range n {
 		all = append(all, b.attachment(func(ctx context.Context) []contract.Difference { return finds(ctx, i) }))
 	}
@@ -73,11 +73,11 @@ func (b *bench) attachments(n int, finds func(ctx context.Context, member int) [
 // TestAGroupIsCompared: of few attachments and of many, each has its own differences.
 func TestAGroupIsCompared(t *testing.T) {
 	b := newBench(t)
-	for _, n := range []int{1, 2, DumpFor, 12} {
+	for _, n := range []int{1, 2, dumpFor, 12} {
 		all := b.attachments(n, func(_ context.Context, member int) []contract.Difference {
 			return []contract.Difference{{Object: fmt.Sprint(member)}}
 		})
-		Repair(t.Context(), all)
+		runRounds(t.Context(), all)
 		for i, r := range all {
 			expect.NoError(t, r.Err)
 			expect.Same(t, "difference", r.Left[0].Object, fmt.Sprint(i))
@@ -89,7 +89,7 @@ func TestAGroupIsCompared(t *testing.T) {
 // TestAComparisonThatFailsIsOneAttachments: the others are compared.
 func TestAComparisonThatFailsIsOneAttachments(t *testing.T) {
 	b := newBench(t)
-	for _, n := range []int{2, 2 * DumpFor} {
+	for _, n := range []int{2, 2 * dumpFor} {
 		all := b.attachments(n, func(_ context.Context, member int) []contract.Difference {
 			if member == 1 {
 				panic("oops")
@@ -97,7 +97,7 @@ func TestAComparisonThatFailsIsOneAttachments(t *testing.T) {
 			return nil
 		})
 		all[0].Runner.Container = nil
-		Repair(t.Context(), all)
+		runRounds(t.Context(), all)
 		for i, r := range all {
 			switch i {
 			case 0:
@@ -120,13 +120,13 @@ func TestAComparisonThatTakesTooLong(t *testing.T) {
 		<-ctx.Done()
 		return nil
 	})
-	Repair(t.Context(), all[:1])
+	runRounds(t.Context(), all[:1])
 	expect.Is(t, all[0].Err, context.DeadlineExceeded)
 	expect.Same(t, "the last", all[0].Last, nil)
 	enough := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(enough)
-	Repair(ctx, all[1:])
+	runRounds(ctx, all[1:])
 	expect.Is(t, all[1].Err, enough)
 }
 
@@ -154,7 +154,7 @@ func TestEachPluginsRepairsAreOneEvent(t *testing.T) {
 		}
 		return append(found, contract.Difference{Plugin: "two", Fix: func(context.Context) error { return no }})
 	})
-	Repair(t.Context(), []*Repairing{r})
+	runRounds(t.Context(), []*mending{r})
 	r.Report(t.Context())
 	expect.Same(t, "events", b.events, []string{"REPAIR one: <nil>", "REPAIR two: [REPAIR two] no"})
 	expect.Same(t, "asked again", asked, []bool{false, true})

@@ -1,4 +1,4 @@
-package health
+package engine
 
 import (
 	"context"
@@ -45,7 +45,7 @@ func newBridgeHost(b *bench, n int) *bridgeHost {
 }
 
 // all returns the attachments.
-func (h *bridgeHost) all() []*Repairing {
+func (h *bridgeHost) all() []*mending {
 	return h.attachments(len(h.ports), func(_ context.Context, n int) []contract.Difference { return h.compare(n) })
 }
 
@@ -141,7 +141,7 @@ func TestAGroupIsRepairedTogether(t *testing.T) {
 	h.ours[0] = false // an earlier version made its attachment
 	all := h.all()
 	all[unread].Runner.Container = nil
-	Repair(t.Context(), all)
+	runRounds(t.Context(), all)
 	expect.Same(t, "repairs of the bridge", h.fixed["br0"], 1)
 	expect.Same(t, "rules that were made together", len(h.applied[0]), n-1)
 	bridges := 0
@@ -180,7 +180,7 @@ func TestOneThatHangsDelaysTheOthersLittle(t *testing.T) {
 	}
 	begun := time.Now()
 	all := h.all()
-	Repair(t.Context(), all)
+	runRounds(t.Context(), all)
 	for i, r := range all {
 		expect.NoError(t, r.Err)
 		want := 0
@@ -201,7 +201,7 @@ func TestWhoeverKnowsBetterRepairsWhatIsShared(t *testing.T) {
 	h.rules = []bool{true, true}
 	h.instead = func(_ context.Context, n int, d contract.Difference) (bool, error) { return n == 0 && d.Shared, nil }
 	all := h.all()
-	Repair(t.Context(), all)
+	runRounds(t.Context(), all)
 	for i, r := range all {
 		expect.NoError(t, r.Err)
 		expect.Same(t, fmt.Sprint("left of ", i), len(r.Left), 0)
@@ -235,11 +235,11 @@ func TestRandomGroups(t *testing.T) {
 				cancel()
 			}
 		}
-		Repair(ctx, h.all())
+		runRounds(ctx, h.all())
 		cancel()
 		h.after = nil
 		all := h.all()
-		Repair(t.Context(), all)
+		runRounds(t.Context(), all)
 		for i, r := range all {
 			want := 0
 			if !anybody {
@@ -252,7 +252,7 @@ func TestRandomGroups(t *testing.T) {
 				want++
 			}
 			if r.Err != nil || len(r.Left) != want || h.bridge != anybody || h.ports[i] != anybody || h.rules[i] == (h.refused[i] != nil && !before[i]) {
-				t.Fatalf("seed %d: container %d of %d: %+v, %v, want %d left; bridge %t, port %t, rule %t", seed, i, n, r.Outcome, r.Err, want, h.bridge, h.ports[i], h.rules[i])
+				t.Fatalf("seed %d: container %d of %d: %+v, %v, want %d left; bridge %t, port %t, rule %t", seed, i, n, r.mended, r.Err, want, h.bridge, h.ports[i], h.rules[i])
 			}
 			for _, left := range r.Left {
 				expect.Must(t, left.Reason != nil, "seed %d: no reason for %s", seed, left.Object)

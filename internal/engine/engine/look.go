@@ -1,4 +1,4 @@
-package health
+package engine
 
 import (
 	"context"
@@ -13,14 +13,18 @@ import (
 	"github.com/embedcni/cni/outcome"
 )
 
-// Look looks at containers.
-type Look struct {
+// examination looks at containers. It locks none, and repairs nothing:
+//
+//	records ─► all ─► one look at the host, all containers compared ─► examined
+//	            ▲                                                         │
+//	            └─ suspects: looked at again until nothing changed meanwhile
+type examination struct {
 	Records  *record.Store
 	IsLocked func(record.ID) (bool, error)
 	// Examine compares one container with its record, by views from looks. It fills in
 	// State and what follows from it; with an error the container is Unknown. It is called
 	// by several goroutines, and may panic.
-	Examine func(c *Container, looks *contract.Looks) error
+	Examine func(c *examined, looks *contract.Looks) error
 	Logger  *slog.Logger
 	// Brief has a suspect settled by the first look, for a caller that looks at suspects
 	// again itself. Otherwise a suspect is looked at twice: what others take away for a
@@ -32,7 +36,7 @@ type Look struct {
 // meanwhile.
 const mostLooks = 3
 
-// All looks at the containers of records. A container that seems to differ is looked at
+// all looks at the containers of records. A container that seems to differ is looked at
 // again, until its record was the same before and after, and no other call was in
 // progress: the ADDs and DELs of a call change the record before they change anything
 // else, and while the container is locked. A container that changes all the time is
@@ -40,7 +44,7 @@ const mostLooks = 3
 //
 // The second look is another one at the whole host, rather than one for each container,
 // so that a thousand containers that lack their masquerading take two looks.
-func (l *Look) All(ctx context.Context, found []record.Found) []*Container {
+func (l *examination) all(ctx context.Context, found []record.Found) []*examined {
 	all := l.once(found)
 	if l.Brief {
 		for _, c := range all {
@@ -56,7 +60,7 @@ func (l *Look) All(ctx context.Context, found []record.Found) []*Container {
 			}
 			now := l.Records.Reload(c.Found)
 			if now.Record == nil {
-				*c = Container{Found: c.Found, State: outcome.StateNotAttached, Settled: true}
+				*c = examined{Found: c.Found, State: outcome.StateNotAttached, Settled: true}
 				continue
 			}
 			again, at = append(again, now), append(at, i)
@@ -79,7 +83,7 @@ func (l *Look) All(ctx context.Context, found []record.Found) []*Container {
 
 // isUnchanged reports whether no other call has changed a container since its record
 // was read.
-func (l *Look) isUnchanged(f record.Found) bool {
+func (l *examination) isUnchanged(f record.Found) bool {
 	if locked, err := l.IsLocked(f.Record.ContainerID); locked || err != nil {
 		return false
 	}
@@ -89,20 +93,20 @@ func (l *Look) isUnchanged(f record.Found) bool {
 
 // once looks at the containers of records, at several at the same time, from one look at
 // the host.
-func (l *Look) once(found []record.Found) []*Container {
+func (l *examination) once(found []record.Found) []*examined {
 	looks := contract.Dumps()
 	defer func() {
 		if err := looks.Close(); err != nil {
 			l.Logger.Error("close network namespace", "error", err)
 		}
 	}()
-	all := make([]*Container, len(found))
+	all := make([]*examined, len(found))
 	thread.Each(len(found), runtime.GOMAXPROCS(0), func(i int) { all[i] = l.one(found[i], looks) })
 	return all
 }
 
-func (l *Look) one(f record.Found, looks *contract.Looks) *Container {
-	c := &Container{Found: f}
+func (l *examination) one(f record.Found, looks *contract.Looks) *examined {
+	c := &examined{Found: f}
 	if err := thread.Try(func() error { return l.Examine(c, looks) }); err != nil {
 		c.State, c.Reason = outcome.StateUnknown, err
 	}
