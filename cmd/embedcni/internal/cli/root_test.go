@@ -80,7 +80,7 @@ func TestUsage(t *testing.T) {
 		{"list --address here", `embedcni list: --address: ParseAddr("here"): unable to parse IP`},
 		{"gc --keep web --keep-none", "embedcni gc: give either --keep with the containers that stay, or --keep-none"},
 		{"list --builtin nonsense", `embedcni list: WithBuiltinPlugins: plugin "nonsense" is not built in: invalid argument`},
-		{"show a/b", `embedcni show: container ID "a/b": invalid characters in containerID; a/b: invalid argument`},
+		{"show a/b", `embedcni show: container ID "a/b" has invalid characters: invalid argument`},
 		{"release --yes", "embedcni release: --yes needs IDs: nothing is removed that is not named; 'embedcni release' lists the containers"},
 		{"add pods /run/netns/web --args FOO", `embedcni add: CNI_ARGS has "FOO": it is KEY=VALUE, and pairs are separated by semicolons`},
 		{"add pods /run/netns/web --cap-args FOO", `embedcni add: CAP_ARGS: invalid character 'F' looking for beginning of value: it is a JSON object such as {"portMappings": [...]}`},
