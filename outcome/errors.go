@@ -1,5 +1,5 @@
 // Package outcome has the types that calls of package cni return: their errors, the verdicts
-// on containers, and the reports on several. Package cni has all of them under the same names,
+// on containers, and the reports on several. Package cni has them under the same names,
 // so that a program need not import this package.
 package outcome
 
