@@ -136,12 +136,7 @@ func WithNetwork(name string, opts ...NamespaceOpts) NamespaceOpts {
 		if ns.nested {
 			return fmt.Errorf("network %q inside another WithNetwork: %w", name, ErrInvalidArgument)
 		}
-		sel := selection{network: name}
-		if err := ns.nest(&sel, opts); err != nil {
-			return err
-		}
-		ns.selected = append(ns.selected, sel)
-		return nil
+		return ns.add(selection{network: name}, opts)
 	}
 }
 
@@ -249,12 +244,7 @@ func WithNetworkConfig(config []byte, opts ...NamespaceOpts) NamespaceOpts {
 		if err != nil {
 			return configError(err)
 		}
-		sel := selection{network: list.Name, list: list}
-		if err := ns.nest(&sel, opts); err != nil {
-			return err
-		}
-		ns.selected = append(ns.selected, sel)
-		return nil
+		return ns.add(selection{network: list.Name, list: list}, opts)
 	}
 }
 

@@ -259,20 +259,19 @@ func (l *loaded) logOddities() {
 // find returns the loaded networks with a name, in the order in which they were
 // loaded.
 func (l *loaded) find(network string) ([]*Network, error) {
-	var found []*Network
-	var names []string
-	for _, n := range l.networks {
-		if n.conf.Config.Name == network {
-			found = append(found, n)
+	found := withName(l.networks, network)
+	if len(found) == 0 {
+		var names []string
+		for _, n := range l.networks {
+			names = engine.Union(names, []string{n.conf.Config.Name})
 		}
-		if !slices.Contains(names, n.conf.Config.Name) {
-			names = append(names, n.conf.Config.Name)
-		}
-	}
-	if found == nil {
 		return nil, fmt.Errorf("network %q is not loaded (loaded: %s): %w", network, strings.Join(names, ", "), ErrNotFound)
 	}
 	return found, nil
+}
+
+func withName(all []*Network, name string) []*Network {
+	return slices.DeleteFunc(slices.Clone(all), func(n *Network) bool { return n.conf.Config.Name != name })
 }
 
 // loadedFor returns the one network that was loaded for the interface, out of

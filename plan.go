@@ -273,8 +273,8 @@ func (l *loaded) expand(sel selection) ([]selection, error) {
 	return all, nil
 }
 
-// nest applies the options of one network to its selection.
-func (ns *Namespace) nest(sel *selection, opts []NamespaceOpts) error {
+// add adds a selection, with the options of its network.
+func (ns *Namespace) add(sel selection, opts []NamespaceOpts) error {
 	inner := &Namespace{id: ns.id, path: ns.path, scope: newScope(), list: sel.list}
 	inner.nested = true
 	for _, o := range opts {
@@ -283,6 +283,7 @@ func (ns *Namespace) nest(sel *selection, opts []NamespaceOpts) error {
 		}
 	}
 	sel.scope = inner.scope
+	ns.selected = append(ns.selected, sel)
 	return nil
 }
 
@@ -327,7 +328,7 @@ func (l *loaded) withRecorded(ns *Namespace) (*Namespace, error) {
 	with.selected = nil
 	for _, sel := range l.bound(ns) {
 		// An interface that is named is the record's, whatever is loaded under that name.
-		if sel.list == nil && sel.of == nil && (sel.ifName != "" || !l.hasLoaded(sel.network)) {
+		if sel.list == nil && sel.of == nil && (sel.ifName != "" || len(withName(l.networks, sel.network)) == 0) {
 			if found := sel.among(recorded); found != nil {
 				with.selected = append(with.selected, found...)
 				continue
@@ -375,10 +376,6 @@ func (l *loaded) loadedBeside(recorded []selection) (all []selection) {
 		}
 	}
 	return all
-}
-
-func (l *loaded) hasLoaded(network string) bool {
-	return slices.ContainsFunc(l.networks, func(n *Network) bool { return n.conf.Config.Name == network })
 }
 
 // parseOwn reads configurations of one call.

@@ -120,26 +120,18 @@ func (want *config) isGone(previous *loaded) bool {
 
 // changes compares two lists of networks.
 func changes(old, now []*Network) (e Reloaded) {
-	named := func(all []*Network, name string) (found []*Network) {
-		for _, n := range all {
-			if n.conf.Config.Name == name {
-				found = append(found, n)
-			}
-		}
-		return found
-	}
 	for _, n := range now {
 		name := n.conf.Config.Name
-		switch before := named(old, name); {
+		switch before := withName(old, name); {
 		case slices.Contains(e.Added, name) || slices.Contains(e.Changed, name):
-		case before == nil:
+		case len(before) == 0:
 			e.Added = append(e.Added, name)
-		case !slices.EqualFunc(before, named(now, name), (*Network).same):
+		case !slices.EqualFunc(before, withName(now, name), (*Network).same):
 			e.Changed = append(e.Changed, name)
 		}
 	}
 	for _, n := range old {
-		if name := n.conf.Config.Name; named(now, name) == nil && !slices.Contains(e.Removed, name) {
+		if name := n.conf.Config.Name; len(withName(now, name)) == 0 && !slices.Contains(e.Removed, name) {
 			e.Removed = append(e.Removed, name)
 		}
 	}

@@ -1,5 +1,5 @@
 // Package outcome has the types that calls of package cni return: their errors, the verdicts
-// on containers, and the reports on several. Package cni has all of them under the same names,
+// on containers, and the reports on several. Package cni has them under the same names,
 // so that a program need not import this package.
 package outcome
 
@@ -73,10 +73,8 @@ var (
 	ErrPluginOutput = errors.New("plugin output too large")
 	// ErrNotSupported: needs Linux. It wraps errors.ErrUnsupported.
 	ErrNotSupported = fmt.Errorf("needs Linux: %w", errors.ErrUnsupported)
-)
 
-// Reasons of a [Health], and of the Kept of a [Report].
-var (
+	// The next four are reasons of a [Health], and of the Kept of a [Report].
 	// ErrPluginKilled: a signal of another program ended the plugin before it answered.
 	ErrPluginKilled = errors.New("plugin killed")
 	// ErrNoAnswer: the plugin ended, or could not be started, and has not said why.
@@ -86,10 +84,8 @@ var (
 	ErrPluginNotReady = errors.New("plugin not ready")
 	// ErrNoCheck: the configuration is older than 0.4.0, which introduced CHECK.
 	ErrNoCheck = errors.New("no CHECK before version 0.4.0")
-)
 
-// Reasons of a repair that was not made.
-var (
+	// The last three are reasons of a repair that was not made.
 	// ErrHeld: an administrator holds it; see package guard.
 	ErrHeld = errors.New("held")
 	// ErrNotRepairable: Repair cannot, or must not, make a container or a part of it

@@ -112,16 +112,13 @@ func Trim(text string) string {
 
 // Reason returns the text of a failure: the plugin's own words, or those of the cause.
 func Reason(msg, details string, err error) string {
-	if msg := Trim(msg); msg != "" {
-		if details != "" {
-			return msg + "; " + details
-		}
-		return msg
+	if msg = Trim(msg); msg != "" && details != "" {
+		return msg + "; " + details
 	}
-	if err != nil {
-		return cmp.Or(Trim(err.Error()), NoMessage)
+	if msg == "" && err != nil {
+		msg = Trim(err.Error())
 	}
-	return NoMessage
+	return cmp.Or(msg, NoMessage)
 }
 
 // Verb returns the name of a verb in libcni's errors.
