@@ -97,7 +97,7 @@ var (
 )
 
 // Error is the failure of one network of one container, or of one of its plugins.
-// errors.As finds the first of several.
+// Several print in one line, and with %+v in lines of their own; errors.As finds the first.
 type Error struct {
 	Op          string // CNI_COMMAND: ADD, DEL, CHECK, STATUS; or REPAIR
 	Network     string
