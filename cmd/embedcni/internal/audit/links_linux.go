@@ -115,7 +115,7 @@ func (a *auditor) link(l netlink.Link, master string, reached map[int]place, hid
 			f.Detail += "; its other end is in namespace " + p.path + ", which is in use"
 		case hidden:
 			f.Whose, f.Mend = NotAsked, ""
-			f.Detail += "; whether its other end is in the namespace of another user's process, root can see"
+			f.Detail += "; whether its other end is in the namespace of a process that cannot be seen, root on the host can tell"
 		default:
 			f.Detail += ", and the namespace of its other end has no name and no process"
 		}
