@@ -35,13 +35,13 @@ func (a *auditor) findNamespaces(host netns.ID) namespaces {
 				n.all[h.ID()] = place{path: path}
 				a.addressesIn(h, host, path, n.addresses)
 			}
-			h.Close()
+			a.release(h, path)
 		}
 	}
 	for path := range a.namespaces { // whoever is in them, and wherever they are
 		if h, err := netns.Open(path); err == nil {
 			n.all[h.ID()] = place{path: path}
-			h.Close()
+			a.release(h, path)
 		}
 	}
 	pins, err := netns.List(a.NetNSDir)
@@ -55,6 +55,13 @@ func (a *auditor) findNamespaces(host netns.ID) namespaces {
 		a.stray(p, &n)
 	}
 	return n
+}
+
+// release lets go of a namespace.
+func (a *auditor) release(h *netns.Handle, path string) {
+	if err := h.Close(); err != nil {
+		a.unread("namespace", path, err)
+	}
 }
 
 // addressesIn notes the addresses in a namespace.
@@ -99,7 +106,7 @@ func (a *auditor) named(p netns.Entry, host netns.ID, n *namespaces) {
 	if h, err := netns.Open(p.Path); err == nil && !used {
 		n.all[h.ID()] = place{path: p.Path}
 		a.addressesIn(h, host, p.Path, n.addresses)
-		h.Close()
+		a.release(h, p.Path)
 	}
 }
 
