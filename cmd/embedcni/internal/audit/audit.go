@@ -152,7 +152,7 @@ func (a *auditor) settle(n namespaces) {
 			f.Whose, f.Detail, f.Mend = Another, why, ""
 		case n.hidden:
 			f.Whose, f.Mend = NotAsked, ""
-			f.Detail = "on no record; whether another user's process has its namespace, root can see"
+			f.Detail = "on no record; whether a process that cannot be seen has its namespace, root on the host can tell"
 		default:
 			f.Whose = Nobody
 			f.Detail = cmp.Or(f.Detail, "its container is on no record, and no namespace in use has its address")

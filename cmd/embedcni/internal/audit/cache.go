@@ -79,7 +79,9 @@ func (a *auditor) cache(path string, data []byte) {
 	}
 	if h, err := netns.Open(c.NetNS); err == nil {
 		r.alive = true
-		h.Close()
+		if err := h.Close(); err != nil {
+			a.unread("namespace", c.NetNS, err)
+		}
 	}
 	a.namespaces[c.NetNS] = a.namespaces[c.NetNS] || r.alive
 	a.cached[c.ContainerID] = r

@@ -16,15 +16,16 @@ import (
 )
 
 // kernel judges what the host's network namespace has, and settles what was claimed.
-func (a *auditor) kernel(ctx context.Context, path string) error {
-	host, err := netns.Current()
+func (a *auditor) kernel(ctx context.Context, path string) (err error) {
+	open := netns.Current
 	if path != "" {
-		host, err = netns.Open(path)
+		open = func() (*netns.Handle, error) { return netns.Open(path) }
 	}
+	host, err := open()
 	if err != nil {
 		return fmt.Errorf("host's network namespace: %w", err)
 	}
-	defer host.Close()
+	defer func() { err = errors.Join(err, host.Close()) }()
 	n := a.findNamespaces(host.ID())
 	err = host.Do(func() error {
 		if err := a.filters(ctx); err != nil {
@@ -74,7 +75,7 @@ func (a *auditor) links(n namespaces) error {
 		names[l.Attrs().Index] = l.Attrs().Name
 		ports[l.Attrs().MasterIndex]++
 	}
-	reached := reach(n.all)
+	reached := a.reach(n.all)
 	for _, l := range links {
 		at := l.Attrs()
 		master := names[at.MasterIndex]
@@ -115,7 +116,7 @@ func (a *auditor) link(l netlink.Link, master string, reached map[int]place, hid
 			f.Detail += "; its other end is in namespace " + p.path + ", which is in use"
 		case hidden:
 			f.Whose, f.Mend = NotAsked, ""
-			f.Detail += "; whether its other end is in the namespace of another user's process, root can see"
+			f.Detail += "; whether its other end is in the namespace of a process that cannot be seen, root on the host can tell"
 		default:
 			f.Detail += ", and the namespace of its other end has no name and no process"
 		}
@@ -124,17 +125,20 @@ func (a *auditor) link(l netlink.Link, master string, reached map[int]place, hid
 }
 
 // reach returns the namespaces by the numbers that this one knows them by.
-func reach(all map[netns.ID]place) map[int]place {
+func (a *auditor) reach(all map[netns.ID]place) map[int]place {
 	reached := map[int]place{}
 	for _, p := range all {
 		file, err := os.Open(p.path)
 		if err != nil {
 			continue // it has ended meanwhile
 		}
+		// One without a number has no interface whose other end is here.
 		if id, err := netlink.GetNetNsIdByFd(int(file.Fd())); err == nil && id >= 0 {
 			reached[id] = p
 		}
-		file.Close()
+		if err := file.Close(); err != nil {
+			a.unread("namespace", p.path, err)
+		}
 	}
 	return reached
 }

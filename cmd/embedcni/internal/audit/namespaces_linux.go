@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"net/netip"
+	"os"
 	"path/filepath"
 
 	"github.com/vishvananda/netlink"
@@ -11,9 +12,16 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
+// initialPIDs is the PID namespace that has all processes (PROC_PID_INIT_INO).
+const initialPIDs = "pid:[4026531836]"
+
 // findNamespaces returns the network namespaces, and adds those that nobody may need.
 func (a *auditor) findNamespaces(host netns.ID) namespaces {
 	n := namespaces{all: map[netns.ID]place{}, addresses: map[netip.Addr]string{}}
+	// Elsewhere, as in a container, the host's processes are not there at all.
+	if first, err := os.Readlink(filepath.Join(a.ProcDir, "1/ns/pid")); err != nil || first != initialPIDs {
+		n.hidden = true
+	}
 	processes, err := filepath.Glob(filepath.Join(a.ProcDir, "[0-9]*/ns/net"))
 	if err != nil {
 		a.unread("namespace", a.ProcDir, err)
@@ -27,13 +35,13 @@ func (a *auditor) findNamespaces(host netns.ID) namespaces {
 				n.all[h.ID()] = place{path: path}
 				a.addressesIn(h, host, path, n.addresses)
 			}
-			h.Close()
+			a.release(h, path)
 		}
 	}
 	for path := range a.namespaces { // whoever is in them, and wherever they are
 		if h, err := netns.Open(path); err == nil {
 			n.all[h.ID()] = place{path: path}
-			h.Close()
+			a.release(h, path)
 		}
 	}
 	pins, err := netns.List(a.NetNSDir)
@@ -47,6 +55,13 @@ func (a *auditor) findNamespaces(host netns.ID) namespaces {
 		a.stray(p, &n)
 	}
 	return n
+}
+
+// release lets go of a namespace.
+func (a *auditor) release(h *netns.Handle, path string) {
+	if err := h.Close(); err != nil {
+		a.unread("namespace", path, err)
+	}
 }
 
 // addressesIn notes the addresses in a namespace.
@@ -82,7 +97,7 @@ func (a *auditor) named(p netns.Entry, host netns.ID, n *namespaces) {
 		return
 	case used || a.namespaces[p.Path]:
 	case n.hidden:
-		f.Whose, f.Detail = NotAsked, "no container on record has it; whether another user's process is in it, root can see"
+		f.Whose, f.Detail = NotAsked, "no container on record has it; whether a process that cannot be seen is in it, root on the host can tell"
 		a.add(f)
 	default:
 		f.Detail = "no container on record has it and no process is in it; who made it is not known"
@@ -91,7 +106,7 @@ func (a *auditor) named(p netns.Entry, host netns.ID, n *namespaces) {
 	if h, err := netns.Open(p.Path); err == nil && !used {
 		n.all[h.ID()] = place{path: p.Path}
 		a.addressesIn(h, host, p.Path, n.addresses)
-		h.Close()
+		a.release(h, p.Path)
 	}
 }
 
@@ -102,7 +117,7 @@ func (a *auditor) stray(p netns.Entry, n *namespaces) {
 	case used:
 		f.Whose, f.Detail = Another, "the library keeps it alive for a container that is on no record, and "+at.path+" leads there too"
 	case n.hidden:
-		f.Whose, f.Detail = NotAsked, "its container is on no record; whether another user's process is in it, root can see"
+		f.Whose, f.Detail = NotAsked, "its container is on no record; whether a process that cannot be seen is in it, root on the host can tell"
 	default:
 		f.Whose, f.Detail = Nobody, "the library keeps it alive for a container that is on no record"
 		f.Mend = "umount " + p.Path + " && rm " + p.Path

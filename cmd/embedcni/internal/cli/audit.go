@@ -32,9 +32,9 @@ rules of packet filters, interfaces, bridges and namespaces.
 A program with another state directory has its records there: name that with
 --also-state-dir, or its containers' things seem to be nobody's.
 
-Audit changes nothing. It reads rules with iptables-save and nft, and needs root for the
-namespaces of all processes. The exit code is 3 if anything is nobody's or could not be
-asked.`,
+Audit changes nothing. It reads rules with iptables-save and nft, and needs root, and the
+PID namespace of the host, to see the network namespaces of all processes. The exit code is
+3 if anything is nobody's or could not be asked.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.audit(cmd.Context(), o, also) },
 	}

@@ -35,12 +35,15 @@ func (s *session) netnsDir() string {
 	return dir
 }
 
-// procDir has this process alone: those of the machine cannot be seen from here.
+// procDir has this process alone, as the first of a host: those of the machine cannot be
+// seen from here.
 func (s *session) procDir() string {
 	dir := filepath.Join(s.host.Dir, "proc")
-	expect.NoError(s.t, os.MkdirAll(dir, 0o755))
-	if err := os.Symlink("/proc/self", filepath.Join(dir, "1")); !errors.Is(err, fs.ErrExist) {
-		expect.NoError(s.t, err)
+	expect.NoError(s.t, os.MkdirAll(filepath.Join(dir, "1/ns"), 0o755))
+	for name, to := range map[string]string{"net": "/proc/self/ns/net", "pid": "pid:[4026531836]"} {
+		if err := os.Symlink(to, filepath.Join(dir, "1/ns", name)); !errors.Is(err, fs.ErrExist) {
+			expect.NoError(s.t, err)
+		}
 	}
 	return dir
 }

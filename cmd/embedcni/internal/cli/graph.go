@@ -97,5 +97,14 @@ func (a *app) lookAtNode(ctx context.Context, f graphFlags) (graph.Host, error) 
 			return graph.Host{}, err
 		}
 	}
+	if !f.allOwners {
+		recorded, err := a.recorded(rt, nil)
+		if err != nil {
+			return graph.Host{}, err
+		}
+		a.noteOthers(otherOwners(recorded))
+	}
+	p := a.begin("graph", 0)
+	defer p.end()
 	return graph.Look(ctx, rt, o)
 }

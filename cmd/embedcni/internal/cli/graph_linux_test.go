@@ -70,11 +70,12 @@ func TestGraph(t *testing.T) {
 	expect.Contains(t, "DOT", dot, `graph "host `, `label="web-2\n10.1.0.3/24\nbroken\n`)
 
 	// Others' containers are shown if that is asked for.
-	stdout, _ = s.want(exitOK, "graph", "--json", "--owner", "nomad")
+	stdout, stderr := s.want(exitOK, "graph", "--json", "--owner", "nomad")
+	expect.Same(t, "stderr", stderr, "Not shown: 2 attachments of embedcni. See --all-owners.\n")
 	expect.Lacks(t, "graph of nomad", stdout, "web-1")
 	stdout, _ = s.want(exitOK, "graph", "--json", "--owner", "nomad", "--all-owners")
 	expect.Contains(t, "graph of all", stdout, "web-1", "web-2")
-	_, stderr := s.want(exitUsage, "graph", "--format", "gif")
+	_, stderr = s.want(exitUsage, "graph", "--format", "gif")
 	expect.Contains(t, "error", stderr, `--format "gif" is neither svg nor dot`)
 }
 

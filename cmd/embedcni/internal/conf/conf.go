@@ -83,12 +83,19 @@ func (c *Checker) Path(ctx context.Context, path string) (files int, all []Findi
 
 // file checks one file.
 func (c *Checker) file(ctx context.Context, path string) ([]Finding, error) {
-	data, err := os.ReadFile(path)
+	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
 	}
-	k := &checked{Checker: c, path: path, data: data}
-	v, err := parse(data)
+	k := &checked{Checker: c, path: path}
+	if !info.Mode().IsRegular() { // to read a FIFO would wait
+		k.add(-1, "it is no regular file", "delete it, or write the configuration into a file")
+		return k.found, nil
+	}
+	if k.data, err = os.ReadFile(path); err != nil {
+		return nil, err
+	}
+	v, err := parse(k.data)
 	if syntax := (*syntaxError)(nil); errors.As(err, &syntax) {
 		k.add(syntax.offset, "the file is no JSON: "+syntax.Error(), "look for a comma, a quote or a brace that is missing or too many before this place")
 		return k.found, nil

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/cnitest"
 	"github.com/embedcni/cni/internal/expect"
@@ -132,6 +134,15 @@ func TestInsecureFile(t *testing.T) {
 	expect.NoError(t, err)
 	expect.Must(t, len(found) == 1 && found[0].Line == 0, "findings: %v", found)
 	expect.Contains(t, "finding", found[0].Message, "is writable by everybody: run chmod o-w on it")
+}
+
+// Nobody waits for what is no file.
+func TestFIFO(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.conflist")
+	expect.NoError(t, unix.Mkfifo(path, 0o644))
+	_, found, err := new(Checker).Path(t.Context(), path)
+	expect.NoError(t, err)
+	expect.Same(t, "findings", found, []Finding{{File: path, Message: "it is no regular file", Mend: "delete it, or write the configuration into a file"}})
 }
 
 // The types that are said to be built in are all that are.

@@ -12,7 +12,7 @@ import (
 func WriteDOT(to io.Writer, h Host) error {
 	w := &dotWriter{out: bufio.NewWriter(to)}
 	w.print("graph %s {\n", quote("host "+h.Name))
-	w.print("\tlabel=%s; labelloc=t; rankdir=TB;\n", quote("host "+h.Name+"\n"+h.summary()))
+	w.print("\tlabel=%s; labelloc=t; fontname=monospace; rankdir=LR; ranksep=1.2; nodesep=0.15;\n", quote("host "+h.Name+"\n"+h.summary()))
 	w.print("\tnode [shape=box, fontname=monospace, fontsize=11];\n\tedge [fontname=monospace, fontsize=10];\n")
 	for i, s := range h.Segments {
 		w.segment(fmt.Sprintf("s%d", i), s)
@@ -38,7 +38,7 @@ func (w *dotWriter) segment(node string, s Segment) {
 	for _, n := range s.Networks {
 		text = append(text, "network "+n)
 	}
-	w.print("\t%s [%s, width=4, label=%s];\n", node, look, quote(strings.Join(append(text, s.Broken...), "\n")))
+	w.print("\t%s [%s, label=%s];\n", node, look, quote(strings.Join(append(text, s.Broken...), "\n")))
 	for i, m := range s.Members {
 		w.member(node, fmt.Sprintf("%sm%d", node, i), m)
 	}

@@ -37,8 +37,7 @@ func openHost(path string) (_ *host, err error) {
 		{unix.NETLINK_NETFILTER, []uint{unix.NFNLGRP_NFTABLES}},
 	} {
 		if err := h.subscribe(l.protocol, l.groups); err != nil {
-			h.close()
-			return nil, err
+			return nil, errors.Join(err, h.close())
 		}
 	}
 	return h, nil
@@ -64,11 +63,11 @@ func (h *host) subscribe(protocol int, groups []uint) error {
 	return nil
 }
 
-func (h *host) close() {
+func (h *host) close() error {
 	for _, s := range h.sockets {
 		s.Close()
 	}
-	h.ns.Close()
+	return h.ns.Close()
 }
 
 // listen calls changed after each announcement, until ctx ends.

@@ -12,6 +12,6 @@ type host struct{}
 
 func openHost(string) (*host, error) { return nil, cni.ErrNotSupported }
 
-func (*host) close() {}
+func (*host) close() error { return nil }
 
 func (*host) listen(context.Context, func()) error { return cni.ErrNotSupported }

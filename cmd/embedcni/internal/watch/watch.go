@@ -82,7 +82,7 @@ type Options struct {
 
 // Run watches until ctx ends, and returns nil then. It returns an error if it cannot begin
 // or go on.
-func Run(ctx context.Context, rt *cni.Runtime, o Options) error {
+func Run(ctx context.Context, rt *cni.Runtime, o Options) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w := &watcher{rt: rt, options: o, changed: make(chan struct{}, 1), verdicts: map[string]verdict{}}
@@ -90,12 +90,12 @@ func Run(ctx context.Context, rt *cni.Runtime, o Options) error {
 	if err != nil {
 		return err
 	}
-	defer host.close()
+	defer func() { err = errors.Join(err, host.close()) }()
 	records, err := newRecordWatch(rt.GetConfig().RecordDir)
 	if err != nil {
 		return err
 	}
-	defer records.close()
+	defer func() { err = errors.Join(err, records.close()) }()
 	if err := w.begin(records); err != nil {
 		return err
 	}

@@ -183,7 +183,7 @@ func TestIdle(t *testing.T) {
 	expect.NoError(t, err)
 	records, err := newRecordWatch(rt.GetConfig().RecordDir)
 	expect.NoError(t, err)
-	defer records.close()
+	defer func() { expect.NoError(t, records.close()) }()
 	w := &watcher{rt: rt, changed: make(chan struct{}, 1), options: Options{Report: func(e Event) { t.Errorf("event %+v", e) }}}
 	w.records, err = w.readRecords()
 	expect.NoError(t, err)
