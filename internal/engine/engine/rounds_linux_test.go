@@ -111,19 +111,19 @@ func (f *fake) run(ctx context.Context, inside bool) (repaired, error) {
 		}
 		return f.compare()
 	})
-	r.Inside = inside
-	runRounds(ctx, []*mending{r})
+	r.rs.o.Inside = inside
+	runRounds(ctx, []*repairing{r})
 	got := repaired{Fixed: f.fixed}
-	for _, d := range r.Repaired {
+	for _, d := range r.repaired {
 		got.Repaired = append(got.Repaired, d.Object)
 	}
-	for _, l := range r.Left {
+	for _, l := range r.left {
 		if got.Left == nil {
 			got.Left = map[string]error{}
 		}
-		got.Left[l.Object] = l.Reason
+		got.Left[l.Object] = l.reason
 	}
-	return got, r.Err
+	return got, r.err
 }
 
 // same compares reasons with errors.Is.
