@@ -155,7 +155,7 @@ func (rs *repairs) of(a *attachment) *repairing {
 
 // report adds the outcome to the report, and reports it to the log and the observer.
 func (r *repairing) report(ctx context.Context, report *outcome.RepairReport) {
-	log := r.a.op.log().With("network", r.a.plan.Network.Config.Name, "interface", r.a.plan.IfName)
+	log := r.a.op.log().With("network", r.runner.Network.Name, "interface", r.runner.IfName)
 	for _, d := range r.repaired {
 		log.Info("repaired", "plugin", d.Plugin, "kind", d.Kind, "object", d.Object, "wanted", d.Wanted)
 		public := r.difference(d)
@@ -172,7 +172,7 @@ func (r *repairing) report(ctx context.Context, report *outcome.RepairReport) {
 }
 
 func (r *repairing) difference(d contract.Difference) outcome.Difference {
-	return differenceOf(r.a.plan.Network.Config.Name, r.a.plan.IfName, d)
+	return differenceOf(r.runner.Network.Name, r.runner.IfName, d)
 }
 
 // errOwnPlugin: an executable of a type that is not built in, or a plugin of the
