@@ -103,49 +103,13 @@ func recorded(a *attachment) (*attachment, error) {
 	return recorded, nil
 }
 
-// compareAll compares attachments of a container whose recorded namespaces are open.
-func (op *operation) compareAll(ctx context.Context, looks *contract.Looks, all attachments) (parts []*comparison, err error) {
-	v, err := looks.Open(&op.c.Place.Host.Conns, op.c.Place.Host.Handle, op.c.Place.NetNS)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = Join(err, v.Close()) }()
-	for _, a := range all {
-		if unfinished := a.unfinished(); unfinished != nil {
-			parts = append(parts, &comparison{Network: a.plan.Network.Config.Name, IfName: a.plan.IfName, Err: unfinished})
-			continue
-		}
-		parts = append(parts, a.compare(ctx, v))
-	}
-	return parts, nil
-}
-
-// compare compares the parts of the attachment's plugins with the kernel, by those
-// built-in plugins that can. It changes nothing.
-func (a *attachment) compare(ctx context.Context, v *contract.View) *comparison {
-	name := a.plan.Network.Config.Name
-	c := &comparing{
-		Params: &a.plan.Attachment, Chain: &chain.Chain{List: a.plan.Network.Config, Path: a.pluginDirs()},
-		Result: a.progress.partial, Runner: a.runner(), MadeInterface: a.described().MadeInterface(),
-		Describe: func(d contract.Difference) string { return differenceOf(name, a.plan.IfName, d).String() },
-	}
-	if c.Result == nil {
-		c.Result = a.cached().Result()
-	}
-	part, err := c.Compare(ctx, v)
-	if err != nil {
-		part.Err = a.errors("CHECK", err)
-	}
-	return part
-}
-
 // checkFailed returns the failed CHECK as a difference.
 func checkFailed(c *comparison) outcome.Difference {
 	d := outcome.Difference{
-		Network: c.Network, IfName: c.IfName, Kind: string(contract.FailedCheck), Err: c.Asked.Failed,
+		Network: c.network, IfName: c.ifName, Kind: string(contract.FailedCheck), Err: c.asked.failed,
 		Why: "only the plugin knows more; Remove and Setup attach the container again",
 	}
-	if e := (*outcome.Error)(nil); errors.As(c.Asked.Failed, &e) {
+	if e := (*outcome.Error)(nil); errors.As(c.asked.failed, &e) {
 		d.Plugin = e.Plugin
 	}
 	return d
@@ -154,8 +118,8 @@ func checkFailed(c *comparison) outcome.Difference {
 // notAsked notes why the plugins were not asked. That matters only for a part that
 // was not compared either.
 func notAsked(c *comparison, why error) {
-	if len(c.Uncompared) > 0 {
-		c.Asked.Unknown = fmt.Errorf("interface %s of network %q: CHECK was not asked: %w", c.IfName, c.Network, why)
+	if len(c.uncompared) > 0 {
+		c.asked.unknown = fmt.Errorf("interface %s of network %q: CHECK was not asked: %w", c.ifName, c.network, why)
 	}
 }
 
@@ -181,22 +145,22 @@ func withinBudget(ctx context.Context, budget time.Duration) (context.Context, c
 func (l *look) askAll(ctx context.Context, all []*examined, budget time.Duration) {
 	ctx, cancel := withinBudget(ctx, budget)
 	defer cancel()
-	all = slices.DeleteFunc(slices.Clone(all), func(e *examined) bool { return !e.WantsCheck() })
+	all = slices.DeleteFunc(slices.Clone(all), func(e *examined) bool { return !e.wantsCheck() })
 	thread.Each(len(all), atOnce, func(i int) { l.askOne(ctx, all[i]) })
 }
 
 // askOne asks the plugins of a container, which it locks: the specification forbids
 // operations of one container that overlap.
 func (l *look) askOne(ctx context.Context, e *examined) {
-	op, all, err := l.beginAsking(ctx, e.Found.Record.ContainerID)
+	op, all, err := l.beginAsking(ctx, e.found.Record.ContainerID)
 	if op != nil {
 		defer op.end()
 	}
-	for _, c := range e.Parts {
-		if !c.WantsCheck() {
+	for _, c := range e.parts {
+		if !c.wantsCheck() {
 			continue
 		}
-		switch a := all.named(c.IfName); {
+		switch a := all.named(c.ifName); {
 		case err != nil:
 			notAsked(c, err)
 		case a == nil || a.unfinished() != nil:
@@ -244,9 +208,9 @@ func (q checking) ask(ctx context.Context) {
 	case list.List.DisableCheck:
 		return
 	case !list.CanCheck():
-		if len(part.Uncompared) > 0 {
+		if len(part.uncompared) > 0 {
 			old := fmt.Errorf("configuration version %q %w", list.List.CNIVersion, libcni.ErrorCheckNotSupp)
-			part.Asked.Unknown = q.a.errors("CHECK", &tagged{old, outcome.ErrNoCheck})
+			part.asked.unknown = q.a.errors("CHECK", &tagged{old, outcome.ErrNoCheck})
 		}
 		return
 	}
@@ -258,7 +222,7 @@ func (q checking) ask(ctx context.Context) {
 		}
 		return out, err
 	}
-	asks := func(position int) bool { return part.Asks[position] }
+	asks := func(position int) bool { return part.asks[position] }
 	err := q.a.errors("CHECK", list.CheckSome(ctx, &q.a.plan.Attachment, q.a.progress.partial, asks))
 	switch {
 	case errors.Is(err, errBudget):
@@ -266,11 +230,11 @@ func (q checking) ask(ctx context.Context) {
 		return
 	case err == nil:
 	case unanswered(err) != nil:
-		part.Asked.Unknown = unanswered(err)
+		part.asked.unknown = unanswered(err)
 	default:
-		part.Asked.Failed = err
+		part.asked.failed = err
 	}
-	part.Asked.Done = true
+	part.asked.done = true
 }
 
 // excuses reports whether the CHECK of a plugin has failed although nothing is wrong, and
@@ -289,9 +253,9 @@ func (q checking) excuses(ctx context.Context, call chain.Call, failed error) bo
 	case err != nil || e.Why == "":
 		return false
 	case e.Blind:
-		q.part.Asked.Blind = Join(q.part.Asked.Blind, why)
+		q.part.asked.blind = Join(q.part.asked.blind, why)
 	default:
-		q.part.Asked.Noted = Join(q.part.Asked.Noted, why)
+		q.part.asked.noted = Join(q.part.asked.noted, why)
 	}
 	return true
 }
@@ -309,7 +273,7 @@ func (q checking) excuse(ctx context.Context, call chain.Call) (e contract.Excus
 			ipam = p.Network.IPAM.Type
 		}
 	}
-	if part := q.a.compare(ctx, v); !part.IsWhole() || !part.Covers(call.Plugin, ipam) {
+	if part := q.a.compare(ctx, v); !part.isWhole() || !part.covers(call.Plugin, ipam) {
 		return e, nil
 	}
 	return q.a.runner().Excuse(ctx, call, ipam, v)

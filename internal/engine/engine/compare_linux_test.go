@@ -62,18 +62,18 @@ func compareWith(t *testing.T, version, ifName, plugins string, builtIn map[stri
 		all = append(all, record.Plugin{Type: typ, Kind: record.KindBuiltIn})
 	}
 	r.Plugins.Reset(all, nil)
-	a := &comparing{
-		Params:        &chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: "c1", NetNS: "/proc/self/ns/net", IfName: ifName}},
-		Chain:         &chain.Chain{List: list},
-		Result:        chain.Partial(`{"cniVersion": "` + version + `", "interfaces": []}`),
-		Runner:        r,
-		MadeInterface: true,
-		Describe:      func(d contract.Difference) string { return "described " + d.Object },
-	}
 	host := expect.Value(netns.Current())(t)
 	v := expect.Value((&contract.Looks{}).Open(nil, host, host))(t)
 	defer func() { expect.NoError(t, v.Close(), host.Close()) }()
-	return a.Compare(t.Context(), v)
+	c := &comparing{
+		params:        &chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: "c1", NetNS: "/proc/self/ns/net", IfName: ifName}},
+		chain:         &chain.Chain{List: list},
+		result:        chain.Partial(`{"cniVersion": "` + version + `", "interfaces": []}`),
+		runner:        r,
+		madeInterface: true,
+		view:          v,
+	}
+	return c.run(t.Context())
 }
 
 func finds(all ...contract.Difference) comparer {
@@ -82,19 +82,19 @@ func finds(all ...contract.Difference) comparer {
 
 // lines renders a comparison.
 func lines(p *comparison) (all []string) {
-	for _, d := range p.Differences {
+	for _, d := range p.differences {
 		all = append(all, fmt.Sprintf("%s %s %s: %v", d.Plugin, d.Kind, d.Object, d.Err))
 	}
 	for i := range 8 {
-		if p.Asks[i] {
+		if p.asks[i] {
 			all = append(all, fmt.Sprint("asks ", i))
 		}
 	}
-	for _, typ := range p.Uncompared {
+	for _, typ := range p.uncompared {
 		all = append(all, "uncompared "+typ)
 	}
-	if p.Err != nil {
-		all = append(all, "error "+p.Err.Error())
+	if p.err != nil {
+		all = append(all, "error "+p.err.Error())
 	}
 	return all
 }
@@ -104,6 +104,7 @@ func TestCompare(t *testing.T) {
 	rule := contract.Difference{Kind: contract.Rule, Object: "r", Err: wrong}
 	setting := contract.Difference{Kind: contract.Sysctl, Object: "s"} // CHECK passes over it
 	gone := contract.Difference{Kind: contract.Interface, Inside: true, Object: "nosuch0", Err: wrong}
+	const settingLine = `one sysctl s: [one network "net", interface lo, plugin one: sysctl s is missing (not repairable: adding something does not put it right)]`
 	const goneLine = `one interface nosuch0: interface nosuch0 of network "net" is gone: not attached`
 	for name, tt := range map[string]struct {
 		version, ifName, plugins string
@@ -112,8 +113,8 @@ func TestCompare(t *testing.T) {
 	}{
 		"whole":                     {"1.0.0", "lo", `{"type": "one"}`, map[string]comparer{"one": finds()}, nil},
 		"differences, in order":     {"1.0.0", "lo", `{"type": "one"}, {"type": "two"}`, map[string]comparer{"one": finds(rule), "two": finds(rule)}, []string{"one rule r: [one wrong]", "two rule r: [two wrong]"}},
-		"a setting alone":           {"1.0.0", "lo", `{"type": "one"}`, map[string]comparer{"one": finds(setting)}, []string{"one sysctl s: [one described s]"}},
-		"a setting and a rule":      {"1.0.0", "lo", `{"type": "one"}`, map[string]comparer{"one": finds(setting, rule)}, []string{"one sysctl s: [one described s]", "one rule r: [one wrong]"}},
+		"a setting alone":           {"1.0.0", "lo", `{"type": "one"}`, map[string]comparer{"one": finds(setting)}, []string{settingLine}},
+		"a setting and a rule":      {"1.0.0", "lo", `{"type": "one"}`, map[string]comparer{"one": finds(setting, rule)}, []string{settingLine, "one rule r: [one wrong]"}},
 		"of its IPAM plugin":        {"1.0.0", "lo", `{"type": "one", "ipam": {"type": "two"}}`, map[string]comparer{"one": finds(), "two": finds(rule)}, []string{"two rule r: [two wrong]"}},
 		"another program's":         {"1.0.0", "lo", `{"type": "one"}, {"type": "x"}`, map[string]comparer{"one": finds()}, []string{"asks 1", "uncompared x"}},
 		"another's, with IPAM":      {"1.0.0", "lo", `{"type": "x", "ipam": {"type": "two"}}`, map[string]comparer{"two": finds(rule)}, []string{"asks 0", "uncompared x", "uncompared two"}},
@@ -127,7 +128,7 @@ func TestCompare(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := expect.Value(compareWith(t, tt.version, tt.ifName, tt.plugins, tt.builtIn))(t)
-			expect.Same(t, "names", p.Network+" "+p.IfName, "net "+tt.ifName)
+			expect.Same(t, "names", p.network+" "+p.ifName, "net "+tt.ifName)
 			expect.Same(t, "part", lines(p), tt.want)
 		})
 	}
@@ -136,7 +137,7 @@ func TestCompare(t *testing.T) {
 // TestTheMissingInterfaceIsNotAttached, for callers.
 func TestTheMissingInterfaceIsNotAttached(t *testing.T) {
 	p := expect.Value(compareWith(t, "1.0.0", "nosuch0", `{"type": "one"}`, nil))(t)
-	expect.Is(t, p.Differences[0].Err, outcome.ErrNotAttached)
+	expect.Is(t, p.differences[0].Err, outcome.ErrNotAttached)
 }
 
 // TestAComparisonNotesNothing: it may read notes.
@@ -151,10 +152,10 @@ func TestAComparisonNotesNothing(t *testing.T) {
 }
 
 func TestUnjudgedUnlessAsked(t *testing.T) {
-	p := &comparison{Uncompared: []string{"x"}}
-	expect.Same(t, "not asked", p.Unjudged(), []string{"x"})
-	p.Asked.Done = true
-	expect.Same(t, "asked", p.Unjudged(), nil)
+	p := &comparison{uncompared: []string{"x"}}
+	expect.Same(t, "not asked", p.unjudged(), []string{"x"})
+	p.asked.done = true
+	expect.Same(t, "asked", p.unjudged(), nil)
 }
 
 func TestOnlyDifferencesOnTheHostAreRepairable(t *testing.T) {
@@ -163,7 +164,7 @@ func TestOnlyDifferencesOnTheHostAreRepairable(t *testing.T) {
 		d    contract.Difference
 		want bool
 	}{{contract.Difference{Fix: fix}, true}, {contract.Difference{Fix: fix, Inside: true}, false}, {contract.Difference{}, false}} {
-		c := &examined{Parts: []*comparison{{}, {Differences: []contract.Difference{tt.d}}}}
-		expect.Same(t, "repairable", c.IsRepairable(), tt.want)
+		c := &examined{parts: []*comparison{{}, {differences: []contract.Difference{tt.d}}}}
+		expect.Same(t, "repairable", c.isRepairable(), tt.want)
 	}
 }

@@ -28,18 +28,18 @@ type HealthOptions struct {
 
 // verdictOn returns the verdict on a container that was looked at.
 func verdictOn(e *examined) outcome.Health {
-	v := outcome.Health{ContainerID: nameOf(e.Found), State: e.State, Reason: e.Reason}
+	v := outcome.Health{ContainerID: nameOf(e.found), State: e.state, Reason: e.reason}
 	var noted error
-	for _, c := range e.Parts {
-		for _, d := range c.Differences {
-			v.Differences = append(v.Differences, differenceOf(c.Network, c.IfName, d))
+	for _, c := range e.parts {
+		for _, d := range c.differences {
+			v.Differences = append(v.Differences, differenceOf(c.network, c.ifName, d))
 		}
-		if c.Asked.Failed != nil {
+		if c.asked.failed != nil {
 			v.Differences = append(v.Differences, checkFailed(c))
 		}
-		v.Reason = Join(v.Reason, c.Err, c.Asked.Unknown, c.Asked.Blind)
-		noted = Join(noted, c.Asked.Noted)
-		v.Uncompared = append(v.Uncompared, c.Unjudged()...)
+		v.Reason = Join(v.Reason, c.err, c.asked.unknown, c.asked.blind)
+		noted = Join(noted, c.asked.noted)
+		v.Uncompared = append(v.Uncompared, c.unjudged()...)
 	}
 	slices.Sort(v.Uncompared)
 	v.Uncompared = slices.Compact(v.Uncompared)
@@ -98,7 +98,7 @@ func (eng *Engine) Health(ctx context.Context, o HealthOptions) (verdicts []outc
 		return nil, context.Cause(ctx)
 	}
 	for _, e := range all {
-		if e.State != outcome.StateNotAttached || !l.own {
+		if e.state != outcome.StateNotAttached || !l.own {
 			verdicts = append(verdicts, verdictOn(e))
 		}
 	}
@@ -149,12 +149,12 @@ var errOnlyCached = errors.New("it is in libcni's cache and not on record, since
 // which the caller knows the path. A container whose record does not say where it is
 // attached, or which is dead, has the verdict of the look.
 func (l *look) elsewhere(e *examined, paths map[string]string) (outcome.Health, bool) {
-	path, ok := paths[string(e.Found.Record.ContainerID)]
-	if !ok || e.Found.Err != nil || e.State == outcome.StateGone || e.State == outcome.StateNotAttached {
+	path, ok := paths[string(e.found.Record.ContainerID)]
+	if !ok || e.found.Err != nil || e.state == outcome.StateGone || e.state == outcome.StateNotAttached {
 		return outcome.Health{}, false
 	}
-	state, err := l.isAt(e.Found.Record.NetNS, path)
-	return outcome.Health{ContainerID: nameOf(e.Found), State: state, Reason: err}, err != nil
+	state, err := l.isAt(e.found.Record.NetNS, path)
+	return outcome.Health{ContainerID: nameOf(e.found), State: state, Reason: err}, err != nil
 }
 
 // isAt returns nil if the path leads to the recorded namespace. Otherwise it returns why
@@ -186,20 +186,20 @@ func (l *look) isAt(recorded record.NetNS, path string) (outcome.HealthState, er
 // at looks at the containers of records.
 func (l *look) at(ctx context.Context, found []record.Found) []*examined {
 	s := l.eng.Store
-	h := &examination{Records: s.Records, IsLocked: s.Locks.IsLocked, Logger: l.eng.opts.Logger, Brief: l.once}
-	h.Examine = func(c *examined, looks *contract.Looks) error { return l.examine(ctx, c, looks) }
-	return h.all(ctx, found)
+	x := &examination{records: s.Records, isLocked: s.Locks.IsLocked, logger: l.eng.opts.Logger, brief: l.once}
+	x.examine = func(c *examined, looks *contract.Looks) error { return l.examine(ctx, c, looks) }
+	return x.all(ctx, found)
 }
 
 // examine compares a container with its record. The error is the reason why it could
 // not.
 func (l *look) examine(ctx context.Context, c *examined, looks *contract.Looks) error {
-	rec := c.Found.Record
+	rec := c.found.Record
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case c.Found.Err != nil:
-		return AsRecordError(l.eng.Store.Records, rec.ContainerID, c.Found.File, c.Found.Err)
+	case c.found.Err != nil:
+		return AsRecordError(l.eng.Store.Records, rec.ContainerID, c.found.File, c.found.Err)
 	}
 	op, err := l.operation(rec.ContainerID)
 	if err != nil {
@@ -215,11 +215,11 @@ func (l *look) examine(ctx context.Context, c *examined, looks *contract.Looks) 
 		all = slices.DeleteFunc(all, func(a *attachment) bool { return !a.own() })
 	}
 	if len(all) == 0 {
-		c.State = outcome.StateNotAttached
+		c.state = outcome.StateNotAttached
 		return nil
 	}
-	if c.State, c.Reason = op.outOfReach(); c.State == stateCompared {
-		c.Parts, err = op.compareAll(ctx, looks, all)
+	if c.state, c.reason = op.outOfReach(); c.state == stateCompared {
+		c.parts, err = op.compareAll(ctx, looks, all)
 	}
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"reflect"
 	"runtime"
+	"slices"
 
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/contract"
@@ -19,18 +20,46 @@ import (
 //	            ▲                                                         │
 //	            └─ suspects: looked at again until nothing changed meanwhile
 type examination struct {
-	Records  *record.Store
-	IsLocked func(record.ID) (bool, error)
-	// Examine compares one container with its record, by views from looks. It fills in
-	// State and what follows from it; with an error the container is Unknown. It is called
+	records  *record.Store
+	isLocked func(record.ID) (bool, error)
+	// examine compares one container with its record, by views from looks. It fills in
+	// state and what follows from it; with an error the container is unknown. It is called
 	// by several goroutines, and may panic.
-	Examine func(c *examined, looks *contract.Looks) error
-	Logger  *slog.Logger
-	// Brief has a suspect settled by the first look, for a caller that looks at suspects
+	examine func(c *examined, looks *contract.Looks) error
+	logger  *slog.Logger
+	// brief has a suspect settled by the first look, for a caller that looks at suspects
 	// again itself. Otherwise a suspect is looked at twice: what others take away for a
 	// moment, as a reload of a firewall does, is not missing.
-	Brief bool
+	brief bool
 }
+
+// stateCompared is the state of a container without a verdict: its parts decide.
+const stateCompared outcome.HealthState = ""
+
+// examined is a container that was looked at. It was not locked meanwhile, so a look
+// only suspects; see [examination.all].
+type examined struct {
+	found   record.Found // its record
+	state   outcome.HealthState
+	reason  error // for a state that is not stateCompared
+	parts   []*comparison
+	settled bool // it is certain that no other call has changed the container meanwhile
+}
+
+// suspect reports whether anything is wrong with the container, as far as was seen.
+func (c *examined) suspect() bool {
+	return c.state != stateCompared || slices.ContainsFunc(c.parts, func(p *comparison) bool { return !p.isWhole() })
+}
+
+// isRepairable reports whether a repair can make a part on the host again.
+func (c *examined) isRepairable() bool {
+	return slices.ContainsFunc(c.parts, func(p *comparison) bool {
+		return slices.ContainsFunc(p.differences, func(d contract.Difference) bool { return d.Fix != nil && !d.Inside })
+	})
+}
+
+// wantsCheck reports whether a CHECK can say more about a part than the comparison.
+func (c *examined) wantsCheck() bool { return slices.ContainsFunc(c.parts, (*comparison).wantsCheck) }
 
 // mostLooks limits how often a container is looked at that other calls change
 // meanwhile.
@@ -40,27 +69,27 @@ const mostLooks = 3
 // again, until its record was the same before and after, and no other call was in
 // progress: the ADDs and DELs of a call change the record before they change anything
 // else, and while the container is locked. A container that changes all the time is
-// Unknown, with outcome.ErrBusy.
+// unknown, with outcome.ErrBusy.
 //
 // The second look is another one at the whole host, rather than one for each container,
 // so that a thousand containers that lack their masquerading take two looks.
-func (l *examination) all(ctx context.Context, found []record.Found) []*examined {
-	all := l.once(found)
-	if l.Brief {
+func (x *examination) all(ctx context.Context, found []record.Found) []*examined {
+	all := x.once(found)
+	if x.brief {
 		for _, c := range all {
-			c.Settled = c.Suspect() && l.isUnchanged(c.Found)
+			c.settled = c.suspect() && x.isUnchanged(c.found)
 		}
 	}
 	for n := 1; n < mostLooks && ctx.Err() == nil; n++ {
 		var again []record.Found
 		var at []int
 		for i, c := range all {
-			if c.Settled || !c.Suspect() {
+			if c.settled || !c.suspect() {
 				continue
 			}
-			now := l.Records.Reload(c.Found)
+			now := x.records.Reload(c.found)
 			if now.Record == nil {
-				*c = examined{Found: c.Found, State: outcome.StateNotAttached, Settled: true}
+				*c = examined{found: c.found, state: outcome.StateNotAttached, settled: true}
 				continue
 			}
 			again, at = append(again, now), append(at, i)
@@ -68,14 +97,14 @@ func (l *examination) all(ctx context.Context, found []record.Found) []*examined
 		if len(again) == 0 {
 			break
 		}
-		for n, c := range l.once(again) {
-			c.Settled = l.isUnchanged(c.Found)
+		for n, c := range x.once(again) {
+			c.settled = x.isUnchanged(c.found)
 			all[at[n]] = c
 		}
 	}
 	for _, c := range all {
-		if c.Suspect() && !c.Settled && ctx.Err() == nil {
-			c.State, c.Reason = outcome.StateUnknown, fmt.Errorf("it changes: %w", outcome.ErrBusy)
+		if c.suspect() && !c.settled && ctx.Err() == nil {
+			c.state, c.reason = outcome.StateUnknown, fmt.Errorf("it changes: %w", outcome.ErrBusy)
 		}
 	}
 	return all
@@ -83,32 +112,32 @@ func (l *examination) all(ctx context.Context, found []record.Found) []*examined
 
 // isUnchanged reports whether no other call has changed a container since its record
 // was read.
-func (l *examination) isUnchanged(f record.Found) bool {
-	if locked, err := l.IsLocked(f.Record.ContainerID); locked || err != nil {
+func (x *examination) isUnchanged(f record.Found) bool {
+	if locked, err := x.isLocked(f.Record.ContainerID); locked || err != nil {
 		return false
 	}
-	now := l.Records.Reload(f)
+	now := x.records.Reload(f)
 	return now.Record != nil && reflect.DeepEqual(f.Record, now.Record) && (f.Err == nil) == (now.Err == nil)
 }
 
 // once looks at the containers of records, at several at the same time, from one look at
 // the host.
-func (l *examination) once(found []record.Found) []*examined {
+func (x *examination) once(found []record.Found) []*examined {
 	looks := contract.Dumps()
 	defer func() {
 		if err := looks.Close(); err != nil {
-			l.Logger.Error("close network namespace", "error", err)
+			x.logger.Error("close network namespace", "error", err)
 		}
 	}()
 	all := make([]*examined, len(found))
-	thread.Each(len(found), runtime.GOMAXPROCS(0), func(i int) { all[i] = l.one(found[i], looks) })
+	thread.Each(len(found), runtime.GOMAXPROCS(0), func(i int) { all[i] = x.one(found[i], looks) })
 	return all
 }
 
-func (l *examination) one(f record.Found, looks *contract.Looks) *examined {
-	c := &examined{Found: f}
-	if err := thread.Try(func() error { return l.Examine(c, looks) }); err != nil {
-		c.State, c.Reason = outcome.StateUnknown, err
+func (x *examination) one(f record.Found, looks *contract.Looks) *examined {
+	c := &examined{found: f}
+	if err := thread.Try(func() error { return x.examine(c, looks) }); err != nil {
+		c.state, c.reason = outcome.StateUnknown, err
 	}
 	return c
 }

@@ -26,14 +26,14 @@ func newLookedAt(t *testing.T, see func(l *lookedAt, c *examined)) *lookedAt {
 	t.Helper()
 	l := &lookedAt{t: t, locked: func() (bool, error) { return false, nil }}
 	l.look = &examination{
-		Records:  record.Open(t.TempDir()),
-		IsLocked: func(record.ID) (bool, error) { return l.locked() },
-		Examine: func(c *examined, _ *contract.Looks) error {
+		records:  record.Open(t.TempDir()),
+		isLocked: func(record.ID) (bool, error) { return l.locked() },
+		examine: func(c *examined, _ *contract.Looks) error {
 			l.looks++
 			see(l, c)
 			return nil
 		},
-		Logger: slog.Default(),
+		logger: slog.Default(),
 	}
 	l.change()
 	return l
@@ -42,18 +42,18 @@ func newLookedAt(t *testing.T, see func(l *lookedAt, c *examined)) *lookedAt {
 // change writes another record of the container.
 func (l *lookedAt) change() {
 	rec := &record.Record{ContainerID: "c1", Owner: fmt.Sprint("owner ", l.looks)}
-	expect.NoError(l.t, l.look.Records.Begin(rec))
+	expect.NoError(l.t, l.look.records.Begin(rec))
 }
 
 func (l *lookedAt) all(ctx context.Context) *examined {
-	all := l.look.all(ctx, expect.Value(l.look.Records.List())(l.t))
+	all := l.look.all(ctx, expect.Value(l.look.records.List())(l.t))
 	expect.Same(l.t, "containers", len(all), 1)
 	return all[0]
 }
 
 // broken adds a part that lacks something.
 func broken(c *examined) {
-	c.Parts = []*comparison{{IfName: "eth0", Differences: []contract.Difference{{Kind: contract.Rule}}}}
+	c.parts = []*comparison{{ifName: "eth0", differences: []contract.Difference{{Kind: contract.Rule}}}}
 }
 
 func TestASuspectIsLookedAtUntilNothingChangesMeanwhile(t *testing.T) {
@@ -70,7 +70,7 @@ func TestASuspectIsLookedAtUntilNothingChangesMeanwhile(t *testing.T) {
 				broken(c)
 			}
 		}, nil, "2 looks, settled"},
-		"out of reach": {func(_ *lookedAt, c *examined) { c.State, c.Reason = outcome.StateGone, errors.New("gone") }, nil, "2 looks, suspect, settled, gone: gone"},
+		"out of reach": {func(_ *lookedAt, c *examined) { c.state, c.reason = outcome.StateGone, errors.New("gone") }, nil, "2 looks, suspect, settled, gone: gone"},
 		"its record changes during the second look": {func(l *lookedAt, c *examined) {
 			if broken(c); l.looks == 2 {
 				l.change()
@@ -87,7 +87,7 @@ func TestASuspectIsLookedAtUntilNothingChangesMeanwhile(t *testing.T) {
 			"3 looks, suspect, unknown: it changes: another call for the container is under way"},
 		"it is removed after the first look": {func(l *lookedAt, c *examined) {
 			broken(c)
-			expect.NoError(l.t, l.look.Records.Delete("c1"))
+			expect.NoError(l.t, l.look.records.Delete("c1"))
 		}, nil, "1 looks, suspect, settled, not attached: <nil>"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -97,18 +97,18 @@ func TestASuspectIsLookedAtUntilNothingChangesMeanwhile(t *testing.T) {
 			}
 			c := l.all(t.Context())
 			got := fmt.Sprint(l.looks, " looks")
-			if c.Suspect() {
+			if c.suspect() {
 				got += ", suspect"
 			}
-			if c.Settled {
+			if c.settled {
 				got += ", settled"
 			}
-			if c.State != stateCompared {
-				got += fmt.Sprintf(", %s: %v", c.State, c.Reason)
+			if c.state != stateCompared {
+				got += fmt.Sprintf(", %s: %v", c.state, c.reason)
 			}
 			expect.Same(t, "outcome", got, tt.want)
-			if c.State == outcome.StateUnknown {
-				expect.Is(t, c.Reason, outcome.ErrBusy)
+			if c.state == outcome.StateUnknown {
+				expect.Is(t, c.reason, outcome.ErrBusy)
 			}
 		})
 	}
@@ -129,9 +129,9 @@ func TestABriefLook(t *testing.T) {
 		}, "2 looks, suspect true, settled true"},
 	} {
 		l := newLookedAt(t, tt.see)
-		l.look.Brief = true
+		l.look.brief = true
 		c := l.all(t.Context())
-		expect.Same(t, name, fmt.Sprintf("%d looks, suspect %t, settled %t", l.looks, c.Suspect(), c.Settled), tt.want)
+		expect.Same(t, name, fmt.Sprintf("%d looks, suspect %t, settled %t", l.looks, c.suspect(), c.settled), tt.want)
 	}
 }
 
@@ -139,10 +139,10 @@ func TestABriefLook(t *testing.T) {
 func TestOnlySuspectsAreLookedAtAgain(t *testing.T) {
 	looks := make(chan record.ID, 100)
 	l := &examination{
-		Records: record.Open(t.TempDir()), IsLocked: func(record.ID) (bool, error) { return false, nil }, Logger: slog.Default(),
-		Examine: func(c *examined, _ *contract.Looks) error {
-			looks <- c.Found.Record.ContainerID
-			if c.Found.Record.Owner == "broken" {
+		records: record.Open(t.TempDir()), isLocked: func(record.ID) (bool, error) { return false, nil }, logger: slog.Default(),
+		examine: func(c *examined, _ *contract.Looks) error {
+			looks <- c.found.Record.ContainerID
+			if c.found.Record.Owner == "broken" {
 				broken(c)
 			}
 			return nil
@@ -154,21 +154,21 @@ func TestOnlySuspectsAreLookedAtAgain(t *testing.T) {
 		if i%4 == 0 {
 			rec.Owner = "broken"
 		}
-		expect.NoError(t, l.Records.Begin(rec))
+		expect.NoError(t, l.records.Begin(rec))
 	}
-	found := expect.Value(l.Records.List())(t)
+	found := expect.Value(l.records.List())(t)
 	all := l.all(t.Context(), found)
 	expect.Same(t, "looks", len(looks), n+n/4)
 	for i, c := range all {
-		expect.Same(t, "container", c.Found.File, found[i].File)
-		expect.Same(t, "suspect", c.Suspect(), c.Found.Record.Owner == "broken")
+		expect.Same(t, "container", c.found.File, found[i].File)
+		expect.Same(t, "suspect", c.suspect(), c.found.Record.Owner == "broken")
 	}
 }
 
 // TestAPanicIsOneContainers: it would end the program.
 func TestAPanicIsOneContainers(t *testing.T) {
 	c := newLookedAt(t, func(*lookedAt, *examined) { panic("oops") }).all(t.Context())
-	expect.That(t, c.State == outcome.StateUnknown && strings.HasPrefix(c.Reason.Error(), "panic: oops\n"), "%s: %v", c.State, c.Reason)
+	expect.That(t, c.state == outcome.StateUnknown && strings.HasPrefix(c.reason.Error(), "panic: oops\n"), "%s: %v", c.state, c.reason)
 }
 
 // TestAnEndedContextEndsTheLooks, and leaves what was seen.
@@ -180,5 +180,5 @@ func TestAnEndedContextEndsTheLooks(t *testing.T) {
 	})
 	c := l.all(ctx)
 	expect.Same(t, "looks", l.looks, 1)
-	expect.Same(t, "state", c.State, stateCompared)
+	expect.Same(t, "state", c.state, stateCompared)
 }

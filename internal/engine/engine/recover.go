@@ -76,7 +76,7 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *outcom
 	}
 	c.looked = make(map[record.ID]*examined, len(whole))
 	for _, e := range c.look.at(ctx, whole) {
-		c.looked[e.Found.Record.ContainerID] = e
+		c.looked[e.found.Record.ContainerID] = e
 	}
 	c.repairTogether(ctx)
 	asking, cancel := withinBudget(ctx, 0)
@@ -211,25 +211,25 @@ func (op *operation) recorded(is func(*record.Attachment) bool) attachments {
 // not known to be healthy. The container is locked.
 func (c *recovery) judge(ctx, asking context.Context, op *operation, going attachments) (repaired []outcome.Difference, doubt error) {
 	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
-	e := &examined{Found: record.Found{Record: op.c.Recorded.Record, File: record.Name(op.c.Recorded.ID)}}
-	if e.State, e.Reason = op.outOfReach(); e.State != stateCompared {
+	e := &examined{found: record.Found{Record: op.c.Recorded.Record, File: record.Name(op.c.Recorded.ID)}}
+	if e.state, e.reason = op.outOfReach(); e.state != stateCompared {
 		return nil, verdictOn(e).Err()
 	}
 	var err error
-	if e.Parts = c.seen(op, staying); e.Parts == nil {
-		e.Parts, err = op.compareAll(ctx, &contract.Looks{}, staying)
+	if e.parts = c.seen(op, staying); e.parts == nil {
+		e.parts, err = op.compareAll(ctx, &contract.Looks{}, staying)
 	}
-	if err == nil && e.IsRepairable() {
+	if err == nil && e.isRepairable() {
 		repaired, err = c.repair(ctx, op, staying, e)
 	}
-	for _, part := range e.Parts {
-		if a := op.attachments.named(part.IfName); part.WantsCheck() {
+	for _, part := range e.parts {
+		if a := op.attachments.named(part.ifName); part.wantsCheck() {
 			checking{a, part}.ask(asking)
 		}
-		if errors.Is(part.Asked.Unknown, outcome.ErrNoCheck) {
-			part.Asked.Unknown = nil
+		if errors.Is(part.asked.unknown, outcome.ErrNoCheck) {
+			part.asked.unknown = nil
 		}
-		part.Asked.Blind = nil // it says nothing about this container
+		part.asked.blind = nil // it says nothing about this container
 	}
 	return append(c.repaired[op.c.Recorded.ID], repaired...), Join(err, verdictOn(e).Err())
 }
@@ -239,7 +239,7 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 func (c *recovery) repairTogether(ctx context.Context) {
 	var broken []record.ID
 	for id, e := range c.looked {
-		if e.State == stateCompared && e.Settled && e.IsRepairable() {
+		if e.state == stateCompared && e.settled && e.isRepairable() {
 			broken = append(broken, id)
 		}
 	}
@@ -249,12 +249,12 @@ func (c *recovery) repairTogether(ctx context.Context) {
 	var again []record.Found
 	for id, report := range c.eng.RepairAll(ctx, broken, RepairOptions{Unheld: true}) {
 		c.repaired[id] = report.Repaired
-		if now := c.eng.Store.Records.Reload(c.looked[id].Found); now.Record != nil {
+		if now := c.eng.Store.Records.Reload(c.looked[id].found); now.Record != nil {
 			again = append(again, now)
 		}
 	}
 	for _, e := range c.look.at(ctx, again) {
-		c.looked[e.Found.Record.ContainerID] = e
+		c.looked[e.found.Record.ContainerID] = e
 	}
 }
 
@@ -262,11 +262,11 @@ func (c *recovery) repairTogether(ctx context.Context) {
 // may have changed since.
 func (c *recovery) seen(op *operation, staying attachments) (parts []*comparison) {
 	e := c.looked[op.c.Recorded.ID]
-	if e == nil || e.State != stateCompared || e.Suspect() && !e.Settled || !reflect.DeepEqual(e.Found.Record, op.c.Recorded.Record) {
+	if e == nil || e.state != stateCompared || e.suspect() && !e.settled || !reflect.DeepEqual(e.found.Record, op.c.Recorded.Record) {
 		return nil
 	}
-	for _, part := range e.Parts {
-		if staying.named(part.IfName) != nil {
+	for _, part := range e.parts {
+		if staying.named(part.ifName) != nil {
 			parts = append(parts, part)
 		}
 	}
@@ -296,11 +296,11 @@ func (c *recovery) repair(ctx context.Context, op *operation, all attachments, e
 	}
 	defer rs.end()
 	report := &outcome.RepairReport{}
-	e.Parts = nil
+	e.parts = nil
 	for _, r := range rs.run(ctx, all, map[record.ID]*outcome.RepairReport{op.c.Recorded.ID: report}) {
-		err = Join(err, r.its.Err)
-		if r.its.Last != nil {
-			e.Parts = append(e.Parts, r.its.Last)
+		err = Join(err, r.err)
+		if r.last != nil {
+			e.parts = append(e.parts, r.last)
 		}
 	}
 	return report.Repaired, err

@@ -48,7 +48,7 @@ func (eng *Engine) Repair(ctx context.Context, id record.ID, o RepairOptions) (*
 		}
 	}
 	for _, r := range rs.run(ctx, all, map[record.ID]*outcome.RepairReport{id: report}) {
-		err = Join(err, r.its.Err)
+		err = Join(err, r.err)
 	}
 	return report, err
 }
@@ -111,40 +111,31 @@ type repairs struct {
 }
 
 // run repairs attachments together, and adds the outcomes to the reports, by container. The
-// Err of each is the reason why it could not be repaired to the end; the report is valid
+// err of each is the reason why it could not be repaired to the end; the report is valid
 // with it.
 func (rs *repairs) run(ctx context.Context, all attachments, reports map[record.ID]*outcome.RepairReport) (done []*repairing) {
-	var group []*mending
 	var in []context.Context
 	var end []func(error)
 	for _, a := range all {
 		its, span := runner.NetworkSpan(ctx, "cni.repairNetwork", a.plan.Network.Config.Name, a.plan.IfName)
 		in, end = append(in, its), append(end, func(err error) { runner.EndSpan(span, err) })
-		r := rs.of(a)
-		done, group = append(done, r), append(group, r.its)
+		done = append(done, rs.of(a))
 	}
-	runRounds(ctx, group)
+	runRounds(ctx, done)
 	for i, r := range done {
 		report := reports[r.a.op.c.Recorded.ID]
 		r.report(in[i], report)
-		if r.its.Err == nil && rs.asks {
-			r.its.Err = r.ask(in[i], report) // nobody else can compare the parts of these plugins
+		if r.err == nil && rs.asks {
+			r.err = r.ask(in[i], report) // nobody else can compare the parts of these plugins
 		}
-		end[i](r.its.Err)
-		r.its.Err = r.a.errors(repairOp, r.its.Err)
+		end[i](r.err)
+		r.err = r.a.errors(repairOp, r.err)
 	}
 	return done
 }
 
 // repairOp is the Op of a repair's errors and events.
 const repairOp = runner.VerbRepair
-
-// repairing is the repair of one attachment.
-type repairing struct {
-	a    *attachment
-	its  *mending
-	held bool // nothing of it is wanted, since it is held
-}
 
 // repairPatience is the time for which the repair of one container waits, in all, for
 // work of the kernel: by default it looks for duplicates of an IPv6 address for up to two
@@ -157,51 +148,31 @@ func (rs *repairs) of(a *attachment) *repairing {
 	}
 	plugins := a.runner()
 	plugins.Given.Patience = a.op.patience
-	r := &repairing{a: a, its: &mending{
-		Runner: plugins, Compare: a.compare, Inside: rs.o.Inside,
-	}}
+	r := &repairing{a: a, rs: rs, runner: plugins, compare: a.compare}
 	r.held = rs.o.Unheld && slices.ContainsFunc(rs.holds, func(h record.Hold) bool { return h.Holds(a.op.c.Recorded.Record, a.plan.Network.Config.Name) })
-	if r.held || rs.o.Want != nil {
-		r.its.Want = func(d contract.Difference) bool {
-			return !r.held && rs.o.Want(string(a.op.c.Recorded.ID), r.difference(d))
-		}
-	}
 	return r
 }
 
 // report adds the outcome to the report, and reports it to the log and the observer.
 func (r *repairing) report(ctx context.Context, report *outcome.RepairReport) {
-	log := r.a.op.log().With("network", r.a.plan.Network.Config.Name, "interface", r.a.plan.IfName)
-	for _, d := range r.its.Repaired {
+	log := r.a.op.log().With("network", r.runner.Network.Name, "interface", r.runner.IfName)
+	for _, d := range r.repaired {
 		log.Info("repaired", "plugin", d.Plugin, "kind", d.Kind, "object", d.Object, "wanted", d.Wanted)
 		public := r.difference(d)
 		public.Repaired = true
 		report.Repaired = append(report.Repaired, public)
 	}
-	for _, left := range r.its.Left {
-		if left.Failed {
-			log.Warn("not repaired", "plugin", left.Plugin, "kind", left.Kind, "object", left.Object, "error", left.Reason)
+	for _, left := range r.left {
+		if left.failed {
+			log.Warn("not repaired", "plugin", left.Plugin, "kind", left.Kind, "object", left.Object, "error", left.reason)
 		}
-		report.Remaining = append(report.Remaining, outcome.Remaining{Difference: r.difference(left.Difference), Reason: r.asPublic(left.Reason)})
+		report.Remaining = append(report.Remaining, outcome.Remaining{Difference: r.difference(left.Difference), Reason: left.reason})
 	}
-	r.its.Report(ctx)
+	r.observe(ctx)
 }
 
 func (r *repairing) difference(d contract.Difference) outcome.Difference {
-	return differenceOf(r.a.plan.Network.Config.Name, r.a.plan.IfName, d)
-}
-
-// asPublic adds this package's sentinels to the reason why a difference remains.
-func (r *repairing) asPublic(reason error) error {
-	switch {
-	case r.held && errors.Is(reason, errNotWanted):
-		return outcome.ErrHeld
-	case errors.Is(reason, errNotAsked):
-		return &tagged{reason, outcome.ErrInContainer}
-	case errors.Is(reason, errNotAddable), errors.Is(reason, errReturned):
-		return &tagged{reason, outcome.ErrNotRepairable}
-	}
-	return reason
+	return differenceOf(r.runner.Network.Name, r.runner.IfName, d)
 }
 
 // errOwnPlugin: an executable of a type that is not built in, or a plugin of the
@@ -213,26 +184,26 @@ var errOwnPlugin = fmt.Errorf("%w: only the plugin itself knows its part, and th
 // wrong, and those that give no answer about a part that nobody else can compare. It
 // returns the cause if ctx ends.
 func (r *repairing) ask(ctx context.Context, report *outcome.RepairReport) error {
-	last := r.its.Last
-	if last.Err != nil {
-		report.Unknown = append(report.Unknown, r.a.errors(repairOp, last.Err))
+	last := r.last
+	if last.err != nil {
+		report.Unknown = append(report.Unknown, r.a.errors(repairOp, last.err))
 	}
-	if len(last.Differences) > 0 { // the plugins whose parts were compared say no more than these
-		maps.DeleteFunc(last.Asks, func(position int, _ bool) bool {
+	if len(last.differences) > 0 { // the plugins whose parts were compared say no more than these
+		maps.DeleteFunc(last.asks, func(position int, _ bool) bool {
 			p := r.a.plan.Network.Config.Plugins[position].Network
-			return last.Covers(p.Type, p.IPAM.Type)
+			return last.covers(p.Type, p.IPAM.Type)
 		})
 	}
-	if !last.WantsCheck() {
+	if !last.wantsCheck() {
 		return nil
 	}
 	checking{r.a, last}.ask(ctx)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	err := last.Asked.Failed
-	if err == nil && len(last.Uncompared) > 0 {
-		err = last.Asked.Unknown
+	err := last.asked.failed
+	if err == nil && len(last.uncompared) > 0 {
+		err = last.asked.unknown
 	}
 	if err != nil {
 		report.Unknown = append(report.Unknown, &tagged{fmt.Errorf("%w; %w", err, errOwnPlugin), outcome.ErrNotRepairable})

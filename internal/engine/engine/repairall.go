@@ -82,7 +82,7 @@ func (t *together) group(ctx context.Context, ids []record.ID) {
 		defer cancel()
 	}
 	for _, r := range rs.run(ctx, all, t.done) {
-		t.fail([]record.ID{r.a.op.c.Recorded.ID}, r.its.Err)
+		t.fail([]record.ID{r.a.op.c.Recorded.ID}, r.err)
 	}
 }
 

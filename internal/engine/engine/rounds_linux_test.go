@@ -8,8 +8,10 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/contract"
+	"github.com/embedcni/cni/outcome"
 )
 
 // part is a part of a fake attachment.
@@ -111,19 +113,19 @@ func (f *fake) run(ctx context.Context, inside bool) (repaired, error) {
 		}
 		return f.compare()
 	})
-	r.Inside = inside
-	runRounds(ctx, []*mending{r})
+	r.rs.o.Inside = inside
+	runRounds(ctx, []*repairing{r})
 	got := repaired{Fixed: f.fixed}
-	for _, d := range r.Repaired {
+	for _, d := range r.repaired {
 		got.Repaired = append(got.Repaired, d.Object)
 	}
-	for _, l := range r.Left {
+	for _, l := range r.left {
 		if got.Left == nil {
 			got.Left = map[string]error{}
 		}
-		got.Left[l.Object] = l.Reason
+		got.Left[l.Object] = l.reason
 	}
-	return got, r.Err
+	return got, r.err
 }
 
 // same compares reasons with errors.Is.
@@ -204,6 +206,50 @@ func TestRunRepairsWhatMayBeAdded(t *testing.T) {
 			t.Errorf("%s: again: got %+v, %v", what, again, err)
 		}
 	}
+}
+
+// TestWhatIsHeldOrNotWantedIsLeft, and the caller is asked about what can be repaired alone.
+func TestWhatIsHeldOrNotWantedIsLeft(t *testing.T) {
+	b := newBench(t)
+	var asked []string
+	want := func(_ string, d outcome.Difference) bool {
+		asked = append(asked, fmt.Sprintf("%s %s", d.Network, d.Object))
+		return d.Object == "rule"
+	}
+	for name, tt := range map[string]struct {
+		held  bool
+		want  func(string, outcome.Difference) bool
+		left  []string
+		asked []string
+	}{
+		"all":    {left: []string{"mtu: " + errNotAddable.Error() + ": it differs"}},
+		"wanted": {want: want, left: []string{"port: " + errNotWanted.Error(), "mtu: " + errNotAddable.Error() + ": it differs"}, asked: []string{"net rule", "net port", "net port"}},
+		"held":   {held: true, want: want, left: []string{"rule: " + outcome.ErrHeld.Error(), "port: " + outcome.ErrHeld.Error(), "mtu: " + errNotAddable.Error() + ": it differs"}},
+	} {
+		asked = nil
+		f := newFake(b, part{name: "rule"}, part{name: "port"}, part{name: "mtu", differs: true})
+		r := f.attachment(func(context.Context) []contract.Difference { return f.compare() })
+		r.held, r.rs.o.Want = tt.held, tt.want
+		runRounds(t.Context(), []*repairing{r})
+		expect.NoError(t, r.err)
+		var left []string
+		for _, l := range r.left {
+			left = append(left, fmt.Sprintf("%s: %v", l.Object, l.reason))
+		}
+		expect.Same(t, name+": left", left, tt.left)
+		expect.Same(t, name+": asked", asked, tt.asked)
+	}
+}
+
+// TestTheReasonsHaveTheCallersKinds: errors.Is finds them.
+func TestTheReasonsHaveTheCallersKinds(t *testing.T) {
+	b := newBench(t)
+	f := newFake(b, part{name: "route", inside: true}, part{name: "mtu", differs: true}, part{name: "fought", vanish: 1000})
+	got, err := f.run(t.Context(), false)
+	expect.NoError(t, err)
+	expect.Is(t, got.Left["route"], outcome.ErrInContainer)
+	expect.Is(t, got.Left["mtu"], outcome.ErrNotRepairable)
+	expect.Is(t, got.Left["fought"], outcome.ErrNotRepairable)
 }
 
 // TestAChainOfNeedsLongerThanTheRoundsIsLeftAndSaid, and the next repair goes on.

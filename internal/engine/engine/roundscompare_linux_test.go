@@ -52,18 +52,19 @@ func newBench(t *testing.T) *bench {
 }
 
 // attachment returns one whose comparisons find differences.
-func (b *bench) attachment(finds func(context.Context) []contract.Difference) *mending {
-	return &mending{
-		Runner: &runner.Runner{
+func (b *bench) attachment(finds func(context.Context) []contract.Difference) *repairing {
+	return &repairing{
+		rs: &repairs{},
+		runner: &runner.Runner{
 			Runtime: b.runtime, Plugins: &runner.Plugins{}, Network: &libcni.NetworkConfigList{Name: "net"}, Attachment: verbose{},
 			Host: b.host.Handle, Container: b.host.Handle, Given: contract.Given{Conns: &b.host.Conns},
 		},
-		Compare: func(ctx context.Context, _ *contract.View) *comparison { return &comparison{Differences: finds(ctx)} },
+		compare: func(ctx context.Context, _ *contract.View) *comparison { return &comparison{differences: finds(ctx)} },
 	}
 }
 
 // attachments returns several.
-func (b *bench) attachments(n int, finds func(ctx context.Context, member int) []contract.Difference) (all []*mending) {
+func (b *bench) attachments(n int, finds func(ctx context.Context, member int) []contract.Difference) (all []*repairing) {
 	for i := range n {
 		all = append(all, b.attachment(func(ctx context.Context) []contract.Difference { return finds(ctx, i) }))
 	}
@@ -79,9 +80,9 @@ func TestAGroupIsCompared(t *testing.T) {
 		})
 		runRounds(t.Context(), all)
 		for i, r := range all {
-			expect.NoError(t, r.Err)
-			expect.Same(t, "difference", r.Left[0].Object, fmt.Sprint(i))
-			expect.Same(t, "the last", r.Last.Differences[0].Object, fmt.Sprint(i))
+			expect.NoError(t, r.err)
+			expect.Same(t, "difference", r.left[0].Object, fmt.Sprint(i))
+			expect.Same(t, "the last", r.last.differences[0].Object, fmt.Sprint(i))
 		}
 	}
 }
@@ -96,19 +97,19 @@ func TestAComparisonThatFailsIsOneAttachments(t *testing.T) {
 			}
 			return nil
 		})
-		all[0].Runner.Container = nil
+		all[0].runner.Container = nil
 		runRounds(t.Context(), all)
 		for i, r := range all {
 			switch i {
 			case 0:
-				expect.Is(t, r.Err, outcome.ErrInvalidNetNS)
+				expect.Is(t, r.err, outcome.ErrInvalidNetNS)
 			case 1:
-				expect.That(t, r.Err != nil && strings.HasPrefix(r.Err.Error(), "panic: oops\n"), "error %v", r.Err)
+				expect.That(t, r.err != nil && strings.HasPrefix(r.err.Error(), "panic: oops\n"), "error %v", r.err)
 			default:
-				expect.NoError(t, r.Err)
+				expect.NoError(t, r.err)
 			}
 		}
-		expect.Same(t, "the last of one that failed", all[1].Last, nil)
+		expect.Same(t, "the last of one that failed", all[1].last, nil)
 	}
 }
 
@@ -121,13 +122,13 @@ func TestAComparisonThatTakesTooLong(t *testing.T) {
 		return nil
 	})
 	runRounds(t.Context(), all[:1])
-	expect.Is(t, all[0].Err, context.DeadlineExceeded)
-	expect.Same(t, "the last", all[0].Last, nil)
+	expect.Is(t, all[0].err, context.DeadlineExceeded)
+	expect.Same(t, "the last", all[0].last, nil)
 	enough := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(enough)
 	runRounds(ctx, all[1:])
-	expect.Is(t, all[1].Err, enough)
+	expect.Is(t, all[1].err, enough)
 }
 
 // TestEachPluginsRepairsAreOneEvent, and an error of an Announce is in the log alone: the
@@ -154,8 +155,8 @@ func TestEachPluginsRepairsAreOneEvent(t *testing.T) {
 		}
 		return append(found, contract.Difference{Plugin: "two", Fix: func(context.Context) error { return no }})
 	})
-	runRounds(t.Context(), []*mending{r})
-	r.Report(t.Context())
+	runRounds(t.Context(), []*repairing{r})
+	r.observe(t.Context())
 	expect.Same(t, "events", b.events, []string{"REPAIR one: <nil>", "REPAIR two: [REPAIR two] no"})
 	expect.Same(t, "asked again", asked, []bool{false, true})
 	expect.Same(t, "errors in the log", strings.Count(log.String(), "[REPAIR one] no"), 2)

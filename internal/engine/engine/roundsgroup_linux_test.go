@@ -45,7 +45,7 @@ func newBridgeHost(b *bench, n int) *bridgeHost {
 }
 
 // all returns the attachments.
-func (h *bridgeHost) all() []*mending {
+func (h *bridgeHost) all() []*repairing {
 	return h.attachments(len(h.ports), func(_ context.Context, n int) []contract.Difference { return h.compare(n) })
 }
 
@@ -140,7 +140,7 @@ func TestAGroupIsRepairedTogether(t *testing.T) {
 	h.refused[bad] = errRefused
 	h.ours[0] = false // an earlier version made its attachment
 	all := h.all()
-	all[unread].Runner.Container = nil
+	all[unread].runner.Container = nil
 	runRounds(t.Context(), all)
 	expect.Same(t, "repairs of the bridge", h.fixed["br0"], 1)
 	expect.Same(t, "rules that were made together", len(h.applied[0]), n-1)
@@ -148,16 +148,16 @@ func TestAGroupIsRepairedTogether(t *testing.T) {
 	for i, r := range all {
 		switch i {
 		case unread:
-			expect.Is(t, r.Err, outcome.ErrInvalidNetNS)
+			expect.Is(t, r.err, outcome.ErrInvalidNetNS)
 			continue
 		case bad:
-			expect.Same(t, "left", len(r.Left), 1)
-			expect.Is(t, r.Left[0].Reason, errRefused)
+			expect.Same(t, "left", len(r.left), 1)
+			expect.Is(t, r.left[0].reason, errRefused)
 		default:
-			expect.Same(t, fmt.Sprint("left of ", i), len(r.Left), 0)
+			expect.Same(t, fmt.Sprint("left of ", i), len(r.left), 0)
 		}
-		expect.NoError(t, r.Err)
-		if slices.ContainsFunc(r.Repaired, func(d contract.Difference) bool { return d.Object == "br0" }) {
+		expect.NoError(t, r.err)
+		if slices.ContainsFunc(r.repaired, func(d contract.Difference) bool { return d.Object == "br0" }) {
 			bridges++
 		}
 		expect.That(t, h.ports[i] && slices.Equal(h.told[i], []bool{false, true}),
@@ -182,13 +182,13 @@ func TestOneThatHangsDelaysTheOthersLittle(t *testing.T) {
 	all := h.all()
 	runRounds(t.Context(), all)
 	for i, r := range all {
-		expect.NoError(t, r.Err)
+		expect.NoError(t, r.err)
 		want := 0
 		if i == bad {
 			want = 1
-			expect.Is(t, r.Left[0].Reason, errSlow)
+			expect.Is(t, r.left[0].reason, errSlow)
 		}
-		expect.Same(t, fmt.Sprint("left of ", i), len(r.Left), want)
+		expect.Same(t, fmt.Sprint("left of ", i), len(r.left), want)
 	}
 	took := time.Since(begun)
 	expect.That(t, took <= expect.Patience, "took %v", took)
@@ -203,8 +203,8 @@ func TestWhoeverKnowsBetterRepairsWhatIsShared(t *testing.T) {
 	all := h.all()
 	runRounds(t.Context(), all)
 	for i, r := range all {
-		expect.NoError(t, r.Err)
-		expect.Same(t, fmt.Sprint("left of ", i), len(r.Left), 0)
+		expect.NoError(t, r.err)
+		expect.Same(t, fmt.Sprint("left of ", i), len(r.left), 0)
 	}
 }
 
@@ -251,11 +251,11 @@ func TestRandomGroups(t *testing.T) {
 			if !before[i] && h.refused[i] != nil {
 				want++
 			}
-			if r.Err != nil || len(r.Left) != want || h.bridge != anybody || h.ports[i] != anybody || h.rules[i] == (h.refused[i] != nil && !before[i]) {
-				t.Fatalf("seed %d: container %d of %d: %+v, %v, want %d left; bridge %t, port %t, rule %t", seed, i, n, r.mended, r.Err, want, h.bridge, h.ports[i], h.rules[i])
+			if r.err != nil || len(r.left) != want || h.bridge != anybody || h.ports[i] != anybody || h.rules[i] == (h.refused[i] != nil && !before[i]) {
+				t.Fatalf("seed %d: container %d of %d: repaired %+v, left %+v, %v, want %d left; bridge %t, port %t, rule %t", seed, i, n, r.repaired, r.left, r.err, want, h.bridge, h.ports[i], h.rules[i])
 			}
-			for _, left := range r.Left {
-				expect.Must(t, left.Reason != nil, "seed %d: no reason for %s", seed, left.Object)
+			for _, left := range r.left {
+				expect.Must(t, left.reason != nil, "seed %d: no reason for %s", seed, left.Object)
 			}
 		}
 	}
