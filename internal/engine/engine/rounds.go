@@ -16,11 +16,11 @@ import (
 
 // The reasons why a difference remains. The reason can also be the error of its Fix.
 var (
-	errNotAsked    = Tag(errors.New("it is in the container's namespace, where nothing is changed unless the caller asks for it"), outcome.ErrInContainer)
-	errNotWanted   = errors.New("this repair leaves it")
-	errNotAddable  = Tag(errors.New("adding what is missing does not repair it"), outcome.ErrNotRepairable)
-	errReturned    = Tag(errors.New("it was repaired, and was missing again at once: something else removes it"), outcome.ErrNotRepairable)
-	errNotVerified = errors.New("not known to be repaired")
+	errNotAsked    error = &tagged{errors.New("it is in the container's namespace, where nothing is changed unless the caller asks for it"), outcome.ErrInContainer}
+	errNotWanted         = errors.New("this repair leaves it")
+	errNotAddable  error = &tagged{errors.New("adding what is missing does not repair it"), outcome.ErrNotRepairable}
+	errReturned    error = &tagged{errors.New("it was repaired, and was missing again at once: something else removes it"), outcome.ErrNotRepairable}
+	errNotVerified       = errors.New("not known to be repaired")
 )
 
 // remaining is a difference that remains, and why.
