@@ -85,9 +85,7 @@ func (a *auditor) cache(path string, data []byte) {
 	}
 	a.namespaces[c.NetNS] = a.namespaces[c.NetNS] || r.alive
 	a.cached[c.ContainerID] = r
-	for _, chain := range chainNames(c.NetworkName, c.ContainerID) {
-		a.chains[chain] = c.ContainerID
-	}
+	a.hash(c.NetworkName, c.ContainerID)
 }
 
 // judgeCached adds the containers that only libcni's cache has.

@@ -47,6 +47,10 @@ func (a *auditor) reservationsOf(dir, network string) {
 			continue
 		}
 		id, ifName, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
+		if !a.recorded[id] {
+			a.reserved[addr] = id
+			a.hash(network, id)
+		}
 		a.claim(Finding{Kind: "reservation", Object: addr.String() + " in " + dir, ContainerID: id, Network: network, IfName: ifName}, addr)
 	}
 }
@@ -65,6 +69,8 @@ func (a *auditor) namespaceFiles(recordDir string) {
 			a.strays = append(a.strays, p)
 		case err != nil:
 			a.unread("namespace", p.Path, err)
+		default:
+			a.namespaces[p.Path] = true
 		}
 	}
 }

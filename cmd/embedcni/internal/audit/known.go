@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/embedcni/cni"
@@ -19,7 +20,8 @@ type index struct {
 	addresses  map[netip.Addr]string // containers on record, by address
 	interfaces map[string]bool       // of the host, that results on record name
 	bridges    map[string]bool       // that results or configurations name
-	chains     map[string]string     // of iptables, by name: the containers
+	hashed     map[string]string     // containers, by names that are made of their IDs
+	reserved   map[netip.Addr]string // containers on no record, by an address that is reserved for them
 	namespaces map[string]bool       // the paths given to Setup
 	strays     []netns.Entry         // namespaces that the library keeps for no container
 	cached     map[string]cachedResult
@@ -29,18 +31,28 @@ type index struct {
 func newIndex() index {
 	return index{
 		recorded: map[string]bool{}, addresses: map[netip.Addr]string{}, interfaces: map[string]bool{}, bridges: map[string]bool{},
-		chains: map[string]string{}, namespaces: map[string]bool{}, cached: map[string]cachedResult{},
+		hashed: map[string]string{}, reserved: map[netip.Addr]string{}, namespaces: map[string]bool{}, cached: map[string]cachedResult{},
 		dataDirs: map[string]bool{"/var/lib/cni/networks": true}, // host-local's default
 	}
 }
 
-// chainNames are the names of the reference plugins' chains of a container: the first 28
-// characters of a prefix and a checksum (containernetworking/plugins, pkg/utils).
-func chainNames(network, id string) (all []string) {
-	for _, prefix := range []string{"CNI-", "CNI-DN-", "CNI-SN-"} {
-		all = append(all, (prefix + fmt.Sprintf("%x", sha512.Sum512([]byte(network+id))))[:28])
+// hashedNames are the names that the reference plugins make of a container's network and ID:
+// of the chains of bridge and ptp, and of portmap, and of bandwidth's device. They are a
+// prefix and a checksum, cut to a length (containernetworking/plugins, pkg/utils).
+func hashedNames(network, id string) (all []string) {
+	sum := fmt.Sprintf("%x", sha512.Sum512([]byte(network+id)))
+	for prefix, length := range map[string]int{"CNI-": 28, "CNI-DN-": 28, "CNI-SN-": 28, "bwp": 15} {
+		all = append(all, (prefix + sum)[:length])
 	}
+	slices.Sort(all)
 	return all
+}
+
+// hash notes which container the hashed names are of.
+func (i index) hash(network, id string) {
+	for _, name := range hashedNames(network, id) {
+		i.hashed[name] = id
+	}
 }
 
 // readRecords takes in the records of a Runtime. If they are the owner's, those of
@@ -84,9 +96,7 @@ func (a *auditor) takeIn(at cni.Attachment) {
 	for _, addr := range at.Addresses {
 		a.addresses[addr.IP()] = at.ContainerID
 	}
-	for _, chain := range chainNames(at.Network, at.ContainerID) {
-		a.chains[chain] = at.ContainerID
-	}
+	a.hash(at.Network, at.ContainerID)
 }
 
 // readResult notes the interfaces of the host that a container's result has.

@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,6 +44,7 @@ func (a *auditor) filters(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	a.learn(lines)
 	for _, line := range lines {
 		what, rest, _ := strings.Cut(line, " ")
 		switch {
@@ -101,9 +103,16 @@ func (a *auditor) link(l netlink.Link, master string, reached map[int]place, hid
 	for id, c := range a.cached {
 		if slices.Contains(c.interfaces, at.Name) {
 			f.ContainerID, f.Mend = id, ""
-			a.claim(f)
-			return
 		}
+	}
+	if f.ContainerID = cmp.Or(f.ContainerID, a.hashed[at.Name]); f.ContainerID != "" {
+		a.claim(f)
+		return
+	}
+	if l.Type() == "ifb" {
+		f.Whose, f.Detail, f.Mend = NotAsked, "the plugin bandwidth made it; of which container it is cannot be told", ""
+		a.add(f)
+		return
 	}
 	f.Whose, f.Detail = Nobody, "it is in no result on record or in libcni's cache"
 	if l.Type() == "veth" && at.NetNsID >= 0 { // else both ends are here

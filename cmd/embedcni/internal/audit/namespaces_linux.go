@@ -72,7 +72,7 @@ func (a *auditor) addressesIn(h *netns.Handle, host netns.ID, path string, all m
 	err := h.Do(func() error {
 		addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 		for _, addr := range addrs {
-			if ip, ok := netip.AddrFromSlice(addr.IP); ok {
+			if ip, ok := netip.AddrFromSlice(addr.IP); ok && !everywhere(ip.Unmap()) {
 				all[ip.Unmap()] = path
 			}
 		}

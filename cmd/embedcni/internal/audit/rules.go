@@ -29,7 +29,7 @@ func (a *auditor) rule(line string) {
 		f.ContainerID = cmp.Or(f.ContainerID, first(expr, line))
 	}
 	for _, chain := range chainName.FindAllString(line, -1) {
-		f.ContainerID = cmp.Or(f.ContainerID, a.chains[chain])
+		f.ContainerID = cmp.Or(f.ContainerID, a.hashed[chain])
 	}
 	if f.ContainerID = cmp.Or(f.ContainerID, id); f.ContainerID == "" {
 		f.Detail = "it is a rule of CNI, and names nothing that a container on record or in libcni's cache has"
@@ -53,7 +53,7 @@ func (a *auditor) addressed(line string) (all []netip.Addr, id string) {
 		if addr, bare := netip.ParseAddr(text); bare == nil {
 			prefix, err = netip.PrefixFrom(addr, addr.BitLen()), nil
 		}
-		if err != nil || prefix.Bits() == 0 {
+		if err != nil || prefix.Bits() == 0 || everywhere(prefix.Addr()) {
 			continue
 		}
 		if prefixes = append(prefixes, prefix); prefix.IsSingleIP() {
@@ -68,10 +68,33 @@ func (a *auditor) addressed(line string) (all []netip.Addr, id string) {
 			return all, id
 		}
 	}
-	for of, c := range a.cached {
-		if slices.ContainsFunc(c.addresses, within) {
+	for addr, of := range a.reserved {
+		if within(addr) {
 			id = max(id, of) // one of them, the same each time
 		}
 	}
+	for of, c := range a.cached {
+		if slices.ContainsFunc(c.addresses, within) {
+			id = max(id, of)
+		}
+	}
 	return all, id
+}
+
+// everywhere reports whether every namespace may have an address, so that it tells nothing.
+func everywhere(addr netip.Addr) bool {
+	return addr.IsLoopback() || addr.IsLinkLocalUnicast() || addr.IsMulticast() || addr.IsUnspecified()
+}
+
+// learn notes of which containers chains are, by the comments of rules that jump to them:
+// the rules in the chains do not say it.
+func (a *auditor) learn(lines []string) {
+	for _, line := range lines {
+		id := first(namedID, line)
+		for _, chain := range chainName.FindAllString(line, -1) {
+			if id != "" {
+				a.hashed[chain] = id
+			}
+		}
+	}
 }

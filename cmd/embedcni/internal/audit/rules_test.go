@@ -15,10 +15,10 @@ func TestRules(t *testing.T) {
 	index.addresses[netip.MustParseAddr("10.1.0.2")] = "on"
 	index.addresses[netip.MustParseAddr("fd00::2")] = "on"
 	index.cached["cached"] = cachedResult{addresses: []netip.Addr{netip.MustParseAddr("10.1.0.9")}}
-	for _, chain := range chainNames("net", "on") {
-		index.chains[chain] = "on"
-	}
-	dnat := chainNames("net", "on")[1]
+	index.hash("net", "on")
+	index.hash("net", "ghost")
+	index.reserved[netip.MustParseAddr("10.1.0.7")] = "ghost"
+	dnat, ghosts := hashedNames("net", "on")[1], hashedNames("net", "ghost")[1]
 	for _, c := range []struct {
 		line string
 		want *claim // nil: it is of no interest, or of a container on record
@@ -37,12 +37,19 @@ func TestRules(t *testing.T) {
 			&claim{Finding{Network: "net", ContainerID: "off"}, addrs("10.9.0.1")}},
 		{`nft rule ip cni_hostport hostports tcp dport 8080 dnat to 10.9.0.1:80 comment "off"`,
 			&claim{Finding{ContainerID: "off"}, nil}},
+		{"iptables-nft nat -A " + ghosts + " -s 127.0.0.1/32 -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK",
+			&claim{Finding{ContainerID: "ghost"}, nil}},
+		{"iptables-nft filter -A CNI-FORWARD -s 10.1.0.7/32 -j ACCEPT",
+			&claim{Finding{ContainerID: "ghost"}, addrs("10.1.0.7")}},
+		{"iptables-nft nat -A CNI-0000000000000000000000aa -j RETURN",
+			&claim{Finding{ContainerID: "off"}, nil}},
 		{"iptables-nft filter -A CNI-FORWARD -s 10.1.0.9/32 -j ACCEPT",
 			&claim{Finding{ContainerID: "cached"}, addrs("10.1.0.9", "10.1.0.9")}},
 		{"ip6tables-nft filter -A CNI-FORWARD -d fd00::9/128 -j ACCEPT",
 			&claim{Finding{Detail: "it is a rule of CNI, and names nothing that a container on record or in libcni's cache has"}, addrs("fd00::9")}},
 	} {
 		a := &auditor{index: index}
+		a.learn([]string{`iptables-nft nat -A POSTROUTING -m comment --comment "name: \"net\" id: \"off\"" -j CNI-0000000000000000000000aa`})
 		a.rule(c.line)
 		var want []claim
 		if c.want != nil {
@@ -60,10 +67,12 @@ func addrs(texts ...string) (all []netip.Addr) {
 	return all
 }
 
-// The names of chains are those of the reference plugins, pkg/utils.
-func TestChainNames(t *testing.T) {
-	// utils.FormatChainName("test", "1234"), from its own test.
-	expect.Same(t, "chain", chainNames("test", "1234")[0], "CNI-2bbe0c48b91a7d1b8a6753a8")
+// The names are those of the reference plugins, pkg/utils.
+func TestHashedNames(t *testing.T) {
+	expect.Same(t, "names", hashedNames("test", "1234"), []string{
+		"CNI-2bbe0c48b91a7d1b8a6753a8", // of utils.FormatChainName("test", "1234"), from its own test
+		"CNI-DN-2bbe0c48b91a7d1b8a675", "CNI-SN-2bbe0c48b91a7d1b8a675", "bwp2bbe0c48b91a",
+	})
 }
 
 // What is claimed is nobody's only if nothing shows that its container lives, and nothing is
