@@ -33,8 +33,8 @@ PACKAGES   ?= ./...
 ELSEWHERE  := windows darwin
 # The root's go.mod holds what an importer links, and no more; these hold the
 # rest. REQUIRING have requirements alone, and no packages. Of what the library
-# imports, all but thick/multus require the root's versions, so that the library is
-# compiled and checked once for all of them.
+# imports, those whose tests need no later version of CNI's or OpenTelemetry's module require
+# the root's versions, so that the library is compiled and checked once for all of them.
 MODULES    ?= . internal/oracle thick/multus bench thick/metrics thick/kube gocni examples/faas cmd/embedcni
 REQUIRING  := internal/refplugins/mains internal/lint internal/deb
 # What the race detector sees: each package of the library under its own tests and those

@@ -1,6 +1,10 @@
 package cni
 
-import "github.com/embedcni/cni"
+import (
+	"sync"
+
+	"github.com/embedcni/cni"
+)
 
 const (
 	CNIPluginName        = cni.CNIPluginName
@@ -28,8 +32,9 @@ type (
 	IPRanges        = cni.IPRanges
 	BandWidth       = cni.BandWidth
 	DNS             = cni.DNS
-	RWMutex         = cni.RWMutex
 
+	// Deprecated: use sync.RWMutex.
+	RWMutex = sync.RWMutex
 	// Deprecated: use Opt.
 	CNIOpt = cni.Opt
 	// Deprecated: use Result.

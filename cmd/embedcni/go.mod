@@ -3,7 +3,7 @@ module github.com/embedcni/cni/cmd/embedcni
 go 1.25.0
 
 require (
-	github.com/containernetworking/cni v1.3.1
+	github.com/containernetworking/cni v1.3.0
 	github.com/embedcni/cni v0.0.0
 	github.com/fsnotify/fsnotify v1.10.1
 	github.com/spf13/cobra v1.10.2

@@ -3,7 +3,7 @@ module github.com/embedcni/cni/thick/kube
 go 1.25.0
 
 require (
-	github.com/containernetworking/cni v1.3.1
+	github.com/containernetworking/cni v1.3.0
 	github.com/embedcni/cni v0.0.0
 	k8s.io/api v0.32.9
 	k8s.io/apimachinery v0.32.9

@@ -3,7 +3,7 @@ module github.com/embedcni/cni/thick/metrics
 go 1.25.0
 
 require (
-	github.com/containernetworking/cni v1.3.1
+	github.com/containernetworking/cni v1.3.0
 	github.com/embedcni/cni v0.0.0
 	github.com/prometheus/client_golang v1.20.5
 )
