@@ -19,7 +19,7 @@ const root = "../../.."
 // elsewhere lists directories outside the library: tests, programs, and
 // packages that only these import.
 var elsewhere = []string{
-	"bench", "cnitest", "examples", "internal/audit", "internal/faults", "internal/firewalldtest",
+	"bench", "cmd", "cnitest", "examples", "internal/audit", "internal/faults", "internal/firewalldtest",
 	"internal/lint", "internal/oracle", "internal/refplugins", "internal/sandbox", "internal/scripted", "internal/testhost",
 }
 
