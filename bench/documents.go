@@ -60,7 +60,7 @@ func writeAll(dir string, texts map[string]string) error {
 	return nil
 }
 
-// readFigures reads what was measured.
+// readFigures reads the measurements.
 func readFigures(dir string) (*results, *importers, error) {
 	r, i := &results{}, &importers{}
 	for name, into := range map[string]any{resultsFile: r, importersFile: i} {

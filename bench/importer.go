@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// importers is the content of importers.json: what the smallest program links that uses
-// go-cni or this library.
+// importers is the content of importers.json: the smallest programs that use go-cni or this
+// library, and their sizes.
 type importers struct {
 	Date, Go, Arch string
 	Programs       []importer
@@ -94,7 +94,7 @@ func weigh(ctx context.Context) (_ *importers, err error) {
 	return found, nil
 }
 
-// goCommand returns what the go command prints.
+// goCommand runs the go command and returns its output.
 func goCommand(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux")
@@ -118,7 +118,7 @@ func linkedBytes(ctx context.Context, file string) (int64, error) {
 	return info.Size(), nil
 }
 
-// count counts what the program links of modules, one of which is the library.
+// count counts the modules, packages and lines that the program links, and the lines of library.
 func (p *importer) count(ctx context.Context, file, library string) error {
 	out, err := goCommand(ctx, "list", "-deps", "-json=ImportPath,Standard,Dir,GoFiles,Module", file)
 	if err != nil {

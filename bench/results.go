@@ -89,7 +89,7 @@ func (r *results) complete() error {
 	return errors.Join(errs...)
 }
 
-// The files with what was measured.
+// The files of the measurements.
 const (
 	resultsFile   = "results.json"
 	importersFile = "importers.json"

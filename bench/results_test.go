@@ -206,7 +206,7 @@ func TestReplaceSection(t *testing.T) {
 	}
 }
 
-// TestDocumentsAreThoseOfTheFigures compares what is committed with bench/results.
+// TestDocumentsAreThoseOfTheFigures compares the committed documents with bench/results.
 func TestDocumentsAreThoseOfTheFigures(t *testing.T) {
 	r, i, err := readFigures("results")
 	expect.NoError(t, err)
