@@ -13,6 +13,7 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/kernel/nft"
 )
 
 // setup is a network that leaves something in a packet filter.
@@ -179,7 +180,26 @@ func (h *host) deletions(a attachment, snat bool) (scripts []string) {
 			}
 		}
 	}
+	scripts = append(scripts, h.sharedDeletions()...)
 	expect.That(h.t, len(scripts) >= 10, "only %q", scripts)
+	return scripts
+}
+
+// sharedDeletions returns a command for each rule that leads packets to all containers'
+// rules of the plugins in nftables.
+func (h *host) sharedDeletions() (scripts []string) {
+	h.t.Helper()
+	for _, table := range []nft.Table{masqueradeTable(), hostportTable(nft.FamilyIPv4), hostportTable(nft.FamilyIPv6)} {
+		expect.NoError(h.t, h.fw.sockets.Do(h.t.Context(), func(c *nft.Conn) error {
+			return c.Rules(table, "", nil, func(r nft.Rule) error {
+				// The plugins' present version makes no rules in the chain of the one before.
+				if to := r.Jump(); to != "" && to != chainOldHostports {
+					scripts = append(scripts, fmt.Sprintf("nft delete rule %v %s handle %d", table, r.Chain, r.Handle))
+				}
+				return nil
+			})
+		}))
+	}
 	return scripts
 }
 

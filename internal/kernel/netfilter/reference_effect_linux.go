@@ -67,7 +67,7 @@ func (t reference) rule(at place, values ...string) error {
 	}
 	switch {
 	case at.tool == "":
-		return fmt.Errorf("nftables: rule %s %s is missing, with comment %q and values %x", at.table, at.chain, at.word, values)
+		return fmt.Errorf("nftables: rule %s %s is missing, with comment %q and values %q", at.table, at.chain, at.word, values)
 	case t.hidden[place{tool: at.tool, table: at.table}]:
 		return fmt.Errorf("%s: table %s: %w", at.tool, at.table, iptables.ErrHidden)
 	}
@@ -123,7 +123,7 @@ func toHost(option string, a netip.Addr) string {
 func (f *form) masquerade(r Rule, p netip.Prefix) {
 	a := p.Addr()
 	if f.variant == "" {
-		f.listed(masqueradeTable(), "postrouting", "", chainChecks)
+		f.listed(masqueradeTable(), "postrouting", "", jump(chainChecks))
 		f.listed(masqueradeTable(), chainChecks, r.Comment(), bytesOf(a), bytesOf(p.Masked().Addr())[:p.Bits()/8])
 		return
 	}
@@ -150,9 +150,9 @@ func (f *form) port(r Rule, subnet netip.Prefix) {
 		f.savedPort(r, subnet, host)
 	default:
 		table := hostportTable(nft.FamilyOf(to))
-		f.listed(table, "prerouting", "", chainAllHostports)
-		f.listed(table, "output", "", chainAllHostports)
-		f.listed(table, chainAllHostports, "", chainHostports)
+		f.listed(table, "prerouting", "", jump(chainAllHostports))
+		f.listed(table, "output", "", jump(chainAllHostports))
+		f.listed(table, chainAllHostports, "", jump(chainHostports))
 		f.listed(table, chainHostports, r.ContainerID, bytesOf(host), string([]byte{protocol}), portBytes(p.HostPort), bytesOf(to), portBytes(p.ContainerPort))
 		if r.SNAT {
 			f.listed(table, chainMasquerading, r.ContainerID, bytesOf(to), bytesOf(to))
@@ -216,8 +216,8 @@ func (f *form) spoof(r Rule) {
 		return
 	}
 	comment, chains := SpoofNames(r.ContainerID, r.IfName)
-	f.listed(spoofTable(), chainSpoof, comment, r.Link+"\x00", chains[0])
-	f.listed(spoofTable(), chains[0], comment, chains[1])
+	f.listed(spoofTable(), chainSpoof, comment, r.Link+"\x00", jump(chains[0]))
+	f.listed(spoofTable(), chains[0], comment, jump(chains[1]))
 	f.listed(spoofTable(), chains[1], comment, string(r.MAC))
 	f.listed(spoofTable(), chains[1], comment, drops)
 }

@@ -44,8 +44,8 @@ type shown interface {
 	Has(values ...string) bool
 }
 
-// constants are the values that a rule of nftables compares with and loads and the chains
-// that it jumps to, one after the other, which Has takes in their order.
+// constants are the values that a rule of nftables compares with and loads and its verdicts,
+// one after the other, which Has takes in their order.
 type constants string
 
 func (c constants) Has(values ...string) bool {
@@ -106,9 +106,17 @@ func (t reference) readTables(c *nft.Conn) error {
 // drops stands for the verdict of a rule.
 const drops = "drop"
 
+// jump stands for the verdict of a rule that leads to a chain. The name of a chain may be a
+// part of another's, such as hostports of hostip_hostports.
+func jump(chain string) string { return "jump " + chain + ";" }
+
 func constantsOf(r nft.Rule) (c constants) {
 	for _, x := range r.Exprs.List() {
-		if c += constants(x.Value()) + constants(x.Jump()); x.Drops() {
+		c += constants(x.Value())
+		if to := x.Jump(); to != "" {
+			c += constants(jump(to))
+		}
+		if x.Drops() {
 			c += drops
 		}
 	}
