@@ -7,7 +7,7 @@
 ##   test        all tests and linters; installs the Debian packages that are missing, and says which
 ##   raced       the part of test under the race detector
 ##   outside     the part of test that runs whole programs, without it
-##   lint        the part of test that formats, vets and checks
+##   lint        the part of test that formats, vets and checks; leaves out modules with Kubernetes or containerd
 ##   deps        the Debian packages that the tests need, without the tests; starts no service
 ##   fuzz        each fuzz test for FUZZTIME (30s)
 ##   faults      the scorecard of faults, in about 45 minutes, to FAULTS_TABLE (faults.txt)
@@ -37,6 +37,10 @@ ELSEWHERE  := windows darwin
 # the root's versions, so that the library is compiled and checked once for all of them.
 MODULES    ?= . internal/oracle thick/multus bench thick/metrics thick/kube gocni examples/faas cmd/embedcni
 REQUIRING  := internal/refplugins/mains internal/lint internal/deb
+# These require Kubernetes or containerd, whose packages take minutes to compile and check the
+# first time. make lint leaves them to make test.
+HEAVY      := thick/multus thick/kube examples/faas
+LINTED     ?= $(filter-out $(HEAVY),$(MODULES))
 # What the race detector sees: each package of the library under its own tests and those
 # of behaviour. These run the library's programs from outside, or compare it with others;
 # without the detector they start thousands of processes in a fifth of the time, and no
@@ -57,7 +61,7 @@ LONGEST    := internal/behaviour
 # The linter works while the tests wait for the kernel. It looks at all packages, so the
 # tests of a single one do without.
 test: deps
-	@$(MAKE) --no-print-directory --jobs=3 raced outside $(if $(filter ./...,$(PACKAGES)),lint)
+	@$(MAKE) --no-print-directory --jobs=3 LINTED="$(MODULES)" raced outside $(if $(filter ./...,$(PACKAGES)),lint)
 
 raced:
 	@for module in $(filter-out $(RACELESS),$(MODULES)); do \
@@ -88,11 +92,11 @@ deps:
 lint:
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
 	[ -z "$$unformatted" ] || { echo "gofmt would change:" $$unformatted >&2; exit 1; }
-	@for module in $(MODULES) $(REQUIRING); do \
+	@for module in $(LINTED) $(REQUIRING); do \
 		echo "go mod tidy in $$module"; \
 		(cd $$module && $(GO) mod tidy -diff) || exit 1; \
 	done
-	@for module in $(MODULES); do \
+	@for module in $(LINTED); do \
 		echo "go vet and staticcheck in $$module"; \
 		(cd $$module && $(GO) vet ./... && $(STATIC) ./...) || exit 1; \
 	done
