@@ -90,17 +90,17 @@ type life struct {
 	step         step
 }
 
-// run is the whole life as written and in the latest version, and the verbs that every version
-// has in the others.
+// run has all verbs in the latest version and in those that a file fixes; a GC deletes the stale
+// container too. As it is written, a configuration is also deleted twice, and fails once.
 func (l *life) run(kept, stale container) {
-	whole := l.column == asWritten || l.column == "1.1.0"
-	if whole {
+	all := l.version == "1.1.0" && l.column != older || l.source.fixed
+	if all {
 		l.both("STATUS", func(lib library) error { return lib.status() })
 		l.add(stale)
 	}
 	l.add(kept)
 	l.both("CHECK", func(lib library) error { return lib.check(kept) })
-	if whole {
+	if all {
 		l.both("GC", func(lib library) error { return lib.gc(kept) })
 		l.sameCache(kept)
 		if l.cell.differs[gcRemoves] == 0 {

@@ -15,8 +15,8 @@ import (
 // source is a configuration file in testdata.
 type source struct {
 	file string
-	from string // the project, its commit, and the file that writes it there; empty: of this test
-	// fixed: it has no other versions than those that it offers.
+	from string // the project, its commit, and the file that writes it there; empty: of no project
+	// fixed: it runs as it is written only.
 	fixed bool
 }
 
@@ -73,7 +73,7 @@ var sources = []source{
 	{file: "whereabouts.conf", from: "k8snetworkplumbingwg/whereabouts 01dc7c1703c4 doc/extended-configuration.md"},
 
 	// Not of a project: what none of theirs has.
-	{file: "deep.conflist"},
+	{file: "deep.conflist", fixed: true},
 	{file: "disabled.conflist", fixed: true},
 	{file: "folder.conflist", fixed: true},
 	{file: "inlined.conflist", fixed: true},
