@@ -61,6 +61,7 @@ type job struct {
 	ID      string
 	Program []string
 	Ports   []cni.Port
+	Args    map[string]string // for plugins, in CNI_ARGS
 }
 
 func main() {
@@ -250,7 +251,7 @@ func run(ctx context.Context, rt *cni.Runtime, j job, process *os.File) (err err
 }
 
 func start(ctx context.Context, rt *cni.Runtime, j job) (*os.File, error) {
-	result, err := rt.Setup(ctx, j.ID, "", cni.WithNewNetNS(), cni.WithPorts(j.Ports...))
+	result, err := rt.Setup(ctx, j.ID, "", cni.WithNewNetNS(), cni.WithPorts(j.Ports...), cni.WithLabels(j.Args))
 	if err != nil {
 		return nil, err
 	}

@@ -13,8 +13,6 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 )
 
-func TestMain(m *testing.M) { os.Exit(cnitest.Main(m)) }
-
 // TestRemoveByForce: a plugin of a third party is uninstalled while a job runs. Host checks
 // that nothing is left.
 func TestRemoveByForce(t *testing.T) {

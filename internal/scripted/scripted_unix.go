@@ -38,6 +38,10 @@ type Script struct {
 	Log   string // a file to which each call is appended as a line of JSON
 	Ends  bool   // also log the end of each call
 	Verbs map[string]Action
+
+	// Delegates has the plugin run those to which its configuration delegates, after the
+	// call is logged and before its own action.
+	Delegates bool
 }
 
 // Action is the script of one verb, in the order of the fields.
@@ -57,13 +61,14 @@ type Action struct {
 type Call struct {
 	Verb, ContainerID, NetNS, IfName, Args, Path string
 
-	Type  string
-	Ended bool // the end of a call
-	Stdin json.RawMessage
-	Exact string // Stdin byte for byte
-	Env   []string
-	NetNo string // target of /proc/self/ns/net
-	Fds   int    // open descriptors beyond the standard three
+	Type       string
+	Executable string // its path
+	Ended      bool   // the end of a call
+	Stdin      json.RawMessage
+	Exact      string // Stdin byte for byte
+	Env        []string
+	NetNo      string // target of /proc/self/ns/net
+	Fds        int    // open descriptors beyond the standard three
 }
 
 // IsPlugin reports whether this process was started as a plugin.
@@ -123,6 +128,12 @@ func run() (code int, err error) {
 	if err := script.log(call); err != nil {
 		return 0, err
 	}
+	var delegated json.RawMessage
+	if script.Delegates {
+		if delegated, err = delegate(stdin); err != nil {
+			return 0, err
+		}
+	}
 	action := script.Verbs[call.Verb]
 	if err := action.do(); err != nil {
 		return 0, err
@@ -134,7 +145,7 @@ func run() (code int, err error) {
 		}
 	}
 	if call.Verb == "ADD" && action.Stdout == nil && action.Exit == 0 {
-		fmt.Print(result(conf.CNIVersion, conf.PrevResult))
+		fmt.Print(result(conf.CNIVersion, cmp.Or(string(delegated), string(conf.PrevResult))))
 	}
 	return action.Exit, nil
 }
@@ -173,7 +184,7 @@ func thisCall(typ string, stdin []byte) (Call, error) {
 	return Call{
 		Verb: os.Getenv("CNI_COMMAND"), ContainerID: os.Getenv("CNI_CONTAINERID"), NetNS: os.Getenv("CNI_NETNS"),
 		IfName: os.Getenv("CNI_IFNAME"), Args: os.Getenv("CNI_ARGS"), Path: os.Getenv("CNI_PATH"),
-		Type: typ, Stdin: stdin, Exact: string(stdin),
+		Type: typ, Executable: os.Args[0], Stdin: stdin, Exact: string(stdin),
 		Env: slices.Sorted(slices.Values(os.Environ())), NetNo: ns, Fds: lockFds(),
 	}, nil
 }
@@ -259,10 +270,10 @@ func (a Action) do() error {
 	return nil
 }
 
-// result returns ADD's default output.
-func result(version string, prev json.RawMessage) string {
-	if prev != nil {
-		return string(prev)
+// result returns ADD's default output: prev, unless it is empty.
+func result(version, prev string) string {
+	if prev != "" {
+		return prev
 	}
 	if version == "" || version == "0.1.0" || version == "0.2.0" {
 		return fmt.Sprintf(`{"cniVersion": %q, "ip4": {"ip": "10.9.0.2/24", "gateway": "10.9.0.1"}}`, version)

@@ -83,7 +83,7 @@ func (c *Chain) Del(ctx context.Context, a *Attachment, result Partial) error {
 		}
 		result = cached
 	}
-	prev := c.previous(result)
+	prev := c.recorded(result)
 	var errs []error
 	for i := len(c.List.Plugins) - 1; i >= 0; i-- {
 		if err := c.ask(ctx, "DEL", i, a, prev); err != nil {
@@ -125,13 +125,13 @@ func (c *Chain) CheckSome(ctx context.Context, a *Attachment, result Partial, as
 		}
 		result = added
 	}
-	return c.askUntilError(ctx, "CHECK", asks, a, c.previous(result))
+	return c.askUntilError(ctx, "CHECK", asks, a, c.recorded(result))
 }
 
 // CheckCalls returns the calls of single plugins for CHECK. Unlike Check, it needs the
 // result of the ADD.
 func (c *Chain) CheckCalls(a *Attachment, result Partial) func(position int) (Call, error) {
-	prev := c.previous(result)
+	prev := c.recorded(result)
 	return func(position int) (Call, error) { return c.call("CHECK", position, a, prev) }
 }
 

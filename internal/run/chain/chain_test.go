@@ -96,6 +96,30 @@ func TestCheckCallsAreTheCallsOfCheck(t *testing.T) {
 	}
 }
 
+// TestCheckAndDelGetTheConfigurationsVersion of a result that a plugin has printed in another
+// one: plugins decode it as that. A result of that version stays as it was printed.
+func TestCheckAndDelGetTheConfigurationsVersion(t *testing.T) {
+	for printed, want := range map[string]string{
+		`{"cniVersion":"0.3.1","ips":[{"version":"4","address":"10.0.0.2/24"}],"dns":{}}`: `{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.2/24"}]}`,
+		`{"cniVersion":"1.1.0","ips":[{"address":"10.0.0.2/24"}]}`:                        `{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.2/24"}]}`,
+		`{"cniVersion":"1.0.0","later":1.0}`:                                              `{"cniVersion":"1.0.0","later":1.0}`,
+		`{"cniVersion":"9.0.0"}`:                                                          `{"cniVersion":"9.0.0"}`,
+		`{"dns":{}}`:                                                                      `{"dns":{}}`,
+	} {
+		r := &recorder{}
+		c := newChain(t, r, `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}]}`)
+		a := container("eth0")
+		expect.NoError(t, c.Check(t.Context(), a, Partial(printed)), c.Del(t.Context(), a, Partial(printed)))
+		r.calls = append(r.calls, expect.Value(c.CheckCalls(a, Partial(printed))(0))(t))
+		expect.Same(t, "calls", len(r.calls), 3)
+		for _, call := range r.calls {
+			var request struct{ PrevResult json.RawMessage }
+			expect.NoError(t, json.Unmarshal(call.Stdin, &request))
+			expect.Same(t, call.Verb+" after "+printed, string(request.PrevResult), want)
+		}
+	}
+}
+
 func TestCheckSomeAsksThosePlugins(t *testing.T) {
 	for _, asked := range [][]int{{}, {0}, {1, 2}, {0, 1, 2}} {
 		r := &recorder{}

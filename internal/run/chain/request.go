@@ -55,6 +55,22 @@ func (c *Chain) previous(result Partial) previous {
 	})}
 }
 
+// recorded is previous for the result of an ADD, as CHECK and DEL get it: in the version of
+// the configuration, as from libcni, since plugins read it as that. A result of that version
+// stays as it was printed, and so does one that cannot be converted.
+func (c *Chain) recorded(result Partial) previous {
+	var printed struct {
+		CNIVersion string `json:"cniVersion"`
+	}
+	err := json.Unmarshal(result, &printed)
+	if err == nil && printed.CNIVersion != "" && printed.CNIVersion != c.List.CNIVersion {
+		if converted, err := Previous(result, c.List.CNIVersion); err == nil {
+			result = converted
+		}
+	}
+	return c.previous(result)
+}
+
 // call returns the call of a plugin of the list. Its request has more keys, depending on
 // the verb.
 func (c *Chain) call(verb string, position int, a *Attachment, prev previous, more ...member) (Call, error) {
