@@ -1,0 +1,12 @@
+// Package whereabouts tests the library with an IPAM plugin whose store is a whole cluster's:
+// whereabouts, as an executable beside the built-in bridge and macvlan.
+//
+// The module pins whereabouts, and builds it as it is, as a tool of this module, so that no test
+// links it or a client of Kubernetes. Its store is the Kubernetes API: the etcd store of early
+// versions is gone since v0.7.0. A few handlers of the test serve the requests that whereabouts
+// makes, with the conflicts of the real API, and strike where a test wants it: a connection is
+// cut before or after the change, an answer never comes, or the plugin is killed.
+//
+// TestStruck has a table of what a strike at each request leaves in the store. That is the
+// behaviour of the pinned version; another one may need another table.
+package whereabouts
