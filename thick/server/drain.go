@@ -26,7 +26,8 @@ type DrainReport struct {
 	// Drain drops the DEL.
 	Failed []QueuedDel
 	// Unreadable is about files of the queue that could not be read, nil if there are
-	// none. A damaged file is set aside under another name, and reported once.
+	// none: they keep no other DEL in the queue. A damaged file is set aside under another
+	// name, and reported once; another stays, and is reported each time.
 	Unreadable error
 }
 
@@ -64,7 +65,7 @@ func (s *Server) drainQueue(ctx context.Context, queue *delqueue.Queue) (*DrainR
 	}
 	report := &DrainReport{}
 	entries, err := queue.List()
-	if err != nil && entries == nil && !errors.Is(err, delqueue.ErrBad) && !errors.Is(err, delqueue.ErrNewer) {
+	if err != nil && !errors.Is(err, delqueue.ErrUnread) {
 		return nil, err
 	}
 	if report.Unreadable = err; len(entries) == 0 {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -289,6 +290,27 @@ func TestDrainReportsWhatItCannotRead(t *testing.T) {
 	expect.Is(t, r.Unreadable, delqueue.ErrBad)
 	r = drain(t, s, q)
 	expect.Same(t, "a second report", r.Unreadable, nil)
+}
+
+// TestDrainGoesOnBesideAFileThatCannotBeRead, also if that is the only one: a daemon that did
+// not start because of it would never start.
+func TestDrainGoesOnBesideAFileThatCannotBeRead(t *testing.T) {
+	l, q := newLedger(), newQueue(t)
+	s := newServer(t, l, server.Options{})
+	unreadable := filepath.Join(q.dir, "x.del")
+	expect.NoError(t, os.Mkdir(q.dir, 0o700), os.Symlink(unreadable, unreadable)) // which root cannot open either
+	for range 2 {
+		r := drain(t, s, q)
+		wantDrained(t, r, nil, nil, nil)
+		expect.Is(t, r.Unreadable, syscall.ELOOP)
+	}
+	attach(t, s, "c1")
+	q.put(t, "c1")
+	r := drain(t, s, q)
+	wantDrained(t, r, []string{"c1"}, nil, nil)
+	expect.Is(t, r.Unreadable, syscall.ELOOP)
+	expect.NoError(t, os.Remove(unreadable))
+	expect.Same(t, "left", q.left(t), 0)
 }
 
 func TestDrainFails(t *testing.T) {
