@@ -150,7 +150,7 @@ func (b *Backend) undo(ctx context.Context, r *server.Request, all []network) er
 	for _, n := range all {
 		opts = append(opts, cni.WithNetwork(n.network, cni.WithInterfaceName(n.ifName)))
 	}
-	return b.runtime.Remove(ctx, r.ContainerID, r.NetNS, opts...)
+	return b.detach(ctx, r, opts)
 }
 
 func statusOf(all []network, result *cni.Result) string {
@@ -219,7 +219,7 @@ func (b *Backend) Del(ctx context.Context, r *server.Request) error {
 // networks in the request.
 func (b *Backend) remove(ctx context.Context, r *server.Request, mine []cni.Attachment, others bool) error {
 	if len(mine) > 0 {
-		err := b.runtime.Remove(ctx, r.ContainerID, r.NetNS, named(mine)...)
+		err := b.detach(ctx, r, named(mine))
 		if errors.Is(err, cni.ErrNotFound) && !errors.As(err, new(*cni.Error)) {
 			return nil // another call has detached it since
 		}
@@ -232,10 +232,20 @@ func (b *Backend) remove(ctx context.Context, r *server.Request, mine []cni.Atta
 	if err != nil || len(all) == 0 {
 		return err
 	}
-	err = b.runtime.Remove(ctx, r.ContainerID, r.NetNS, options(r, all)...)
+	err = b.detach(ctx, r, options(r, all))
 	if errors.Is(err, cni.ErrInvalidArgument) && all[0].prevResult != nil {
 		all[0].prevResult = nil // a result that nobody can use must not keep a DEL from succeeding
-		err = b.runtime.Remove(ctx, r.ContainerID, r.NetNS, options(r, all)...)
+		err = b.detach(ctx, r, options(r, all))
+	}
+	return err
+}
+
+// detach is Remove. A path that leads to the host's namespace by now does not count: it may
+// be /proc/PID/ns/net of a container that has ended, and a DEL is repeated until it succeeds.
+func (b *Backend) detach(ctx context.Context, r *server.Request, opts []cni.NamespaceOpts) error {
+	err := b.runtime.Remove(ctx, r.ContainerID, r.NetNS, opts...)
+	if errors.Is(err, cni.ErrInvalidNetNS) && !errors.As(err, new(*cni.Error)) { // nothing ran
+		err = b.runtime.Remove(ctx, r.ContainerID, "", opts...)
 	}
 	return err
 }
