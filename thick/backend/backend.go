@@ -62,6 +62,10 @@ type Options struct {
 // then the loaded networks are attached, and the first of them that is not the loopback
 // network is the default one.
 //
+// A request for the interface lo that names no networks is for the loopback alone, as
+// containerd asks for it before other interfaces: the loaded loopback network is attached, or
+// else one of the plugin loopback, and none of the annotation.
+//
 // They are attached in order. If one fails, all are detached. What an ADD has attached is
 // on record with it, so that DEL and CHECK need neither its configuration nor the
 // annotation. CHECK leaves out networks of a version without it, unless none has it. The
@@ -104,11 +108,12 @@ func (b *Backend) Add(ctx context.Context, r *server.Request) (types.Result, err
 	if err != nil {
 		return nil, refused(err)
 	}
-	metadata := map[string]string{keyNetwork: r.Network, keyIfName: r.IfName}
-	if r.Began != "" {
-		metadata[keyBegan] = r.Began
+	all, result, err := b.attach(ctx, r, all)
+	if errors.Is(err, cni.ErrAlreadyAttached) && r.IfName == lo {
+		if result := b.loOfAnother(r); result != nil {
+			return result, nil
+		}
 	}
-	result, err := b.runtime.SetupSerially(ctx, r.ContainerID, r.NetNS, options(r, all, cni.WithMetadata(metadata))...)
 	if err != nil {
 		return nil, refused(err)
 	}
@@ -119,6 +124,27 @@ func (b *Backend) Add(ctx context.Context, r *server.Request) (types.Result, err
 	return result.Raw()[max(i, 0)], nil
 }
 
+// attach returns what it has attached of these networks: all, but for a loopback network that
+// the container has already, because its runtime has asked for lo by itself.
+func (b *Backend) attach(ctx context.Context, r *server.Request, all []network) ([]network, *cni.Result, error) {
+	metadata := map[string]string{keyNetwork: r.Network, keyIfName: r.IfName}
+	if r.Began != "" {
+		metadata[keyBegan] = r.Began
+	}
+	setup := func(all []network) (*cni.Result, error) {
+		return b.runtime.SetupSerially(ctx, r.ContainerID, r.NetNS, options(r, all, cni.WithMetadata(metadata))...)
+	}
+	result, err := setup(all)
+	if errors.Is(err, cni.ErrAlreadyAttached) && r.IfName != lo { // nothing ran
+		rest := slices.DeleteFunc(slices.Clone(all), func(n network) bool { return n.ifName == lo && n.config == nil })
+		if len(rest) > 0 && len(rest) < len(all) {
+			all = rest
+			result, err = setup(all)
+		}
+	}
+	return all, result, err
+}
+
 // accept returns an error if the networks must be detached again.
 func (b *Backend) accept(ctx context.Context, r *server.Request, all []network, result *cni.Result) error {
 	for i, n := range all {
@@ -126,7 +152,7 @@ func (b *Backend) accept(ctx context.Context, r *server.Request, all []network, 
 			return fmt.Errorf("network %q: %w", n.name, err)
 		}
 	}
-	if b.options.OnStatus == nil {
+	if b.options.OnStatus == nil || r.IfName == lo {
 		return nil
 	}
 	if err := b.options.OnStatus(ctx, r, statusOf(all, result)); err != nil {
@@ -156,7 +182,7 @@ func (b *Backend) undo(ctx context.Context, r *server.Request, all []network) er
 func statusOf(all []network, result *cni.Result) string {
 	var found []multinet.Status
 	for i, n := range all {
-		if n.ifName != "lo" {
+		if n.ifName != lo {
 			found = append(found, multinet.Statuses(n.name, result.Raw()[i], n.isDefault)...)
 		}
 	}
