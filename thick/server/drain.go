@@ -48,7 +48,8 @@ type QueuedDel struct {
 // be a [Ledger].
 //
 // The DELs of one container are carried out in their order, those of different ones in
-// parallel, each within Limits.Deadline. If the context ends, the others stay in the
+// parallel, each within Limits.Deadline. They have the slots of Limits.Concurrent for DELs, in
+// turn with those of clients. If the context ends, the others stay in the
 // queue. The error is of the queue as a whole; a DEL that fails is only in the report.
 func (s *Server) Drain(ctx context.Context, dir string) (*DrainReport, error) {
 	report, err := s.drainQueue(ctx, delqueue.Open(dir))
@@ -161,9 +162,7 @@ func (d *drain) del(ctx context.Context, e *delqueue.Entry) error {
 	if id, known := namespaceAt(c.NetNS); known && id != e.NetNS {
 		c.NetNS = "" // the path leads to another container's now
 	}
-	ctx, cancel := context.WithTimeout(ctx, d.limits.Deadline)
-	defer cancel()
-	if _, err := d.Server.run(ctx, c); err != nil {
+	if _, err := d.Server.run(ctx, c, d.gate.turn(c.verb, true)); err != nil {
 		return err
 	}
 	d.attached = rest

@@ -58,9 +58,9 @@ func New(b Backend, o Options) (*Server, error) {
 	if o.ReadinessFile != "" && !filepath.IsAbs(o.ReadinessFile) {
 		return nil, fmt.Errorf("server: readiness file %q is not an absolute path", o.ReadinessFile)
 	}
-	s.gate = newGate(s.limits.Concurrent, s.limits.Queued, s.draining)
-	s.bytes.left = s.limits.Requests
-	s.conns = make(chan struct{}, 2*s.limits.Concurrent+s.limits.Queued+extra)
+	s.gate = newGate(s.limits, s.draining)
+	s.bytes.pool = newPool(s.limits.Requests)
+	s.conns = make(chan struct{}, s.limits.connections()+extra)
 	s.alive, s.abort = context.WithCancelCause(context.Background())
 	s.http = &http.Server{
 		Handler:        s,
