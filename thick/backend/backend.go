@@ -354,8 +354,8 @@ func named(all []cni.Attachment) (opts []cni.NamespaceOpts) {
 }
 
 // Attachments implements server.Ledger.
-func (b *Backend) Attachments(context.Context) ([]server.Attachment, error) {
-	all, err := b.runtime.Attachments()
+func (b *Backend) Attachments(_ context.Context, ids ...string) ([]server.Attachment, error) {
+	all, err := b.runtime.Attachments(ids...)
 	if err != nil {
 		return nil, refused(err)
 	}

@@ -62,9 +62,10 @@ type Use struct {
 // there was no daemon must not end what has been attached since.
 type Ledger interface {
 	Backend
-	// Attachments returns an element for each Add whose Del has not succeeded, also for
-	// one that has failed or did not end because the daemon was killed.
-	Attachments(context.Context) ([]Attachment, error)
+	// Attachments returns an element for each Add of these containers, or of all, whose Del
+	// has not succeeded, also for one that has failed or did not end because the daemon was
+	// killed.
+	Attachments(ctx context.Context, ids ...string) ([]Attachment, error)
 }
 
 // Attachment is what a Ledger remembers of an Add.

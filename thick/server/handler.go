@@ -200,9 +200,11 @@ func (s *Server) inTurn(ctx context.Context, c *call, t *turn) (types.Result, er
 		return nil, err
 	}
 	if c.verb == wire.Add {
-		if err := s.mayAdd(ctx, c); err != nil {
+		end, err := s.mayAdd(ctx, c)
+		if err != nil {
 			return nil, refusal(err)
 		}
+		defer end()
 	}
 	planning := time.Now()
 	use, err := s.plan(ctx, c)
@@ -232,17 +234,18 @@ func (s *Server) plan(ctx context.Context, c *call) (Use, error) {
 	return Use{Networks: []string{c.Network}}, nil
 }
 
-// mayAdd waits until no readiness file holds an ADD back.
-func (s *Server) mayAdd(ctx context.Context, c *call) error {
+// mayAdd waits until nothing holds an ADD back: a readiness file that does not exist yet, or
+// DELs of the container in the queue. Later ones wait until end is called.
+func (s *Server) mayAdd(ctx context.Context, c *call) (end func(), err error) {
 	for _, path := range []string{s.options.ReadinessFile, c.readinessFile} {
 		if path == "" {
 			continue
 		}
 		if err := s.files.wait(ctx, path, s.draining); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return s.holds.add(ctx, c.ContainerID, s.draining)
 }
 
 // ask returns the result of ADD, and nil for other verbs.

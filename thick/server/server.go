@@ -27,6 +27,7 @@ type Server struct {
 	gate     *gate
 	bytes    budget
 	files    files
+	holds    holds
 	running  running
 	conns    chan struct{}           // a token for each connection
 	alive    context.Context         // ends when a Shutdown gives up
