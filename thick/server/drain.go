@@ -162,6 +162,8 @@ func (d *drain) del(ctx context.Context, e *delqueue.Entry) error {
 	if c.verb != wire.Del {
 		return fmt.Errorf("the queued call is %s instead of %s", c.verb, wire.Del)
 	}
+	_, end := d.holds.call(d.id)
+	defer end()
 	if err := d.holds.alone(ctx, d.id); err != nil { // those that were under way before
 		return err
 	}

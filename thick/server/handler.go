@@ -136,6 +136,11 @@ func (s *Server) call(o *Observation, w http.ResponseWriter, r *http.Request) ([
 	if c.verb == wire.Version {
 		return versions()
 	}
+	others, end := s.holds.call(c.ContainerID)
+	defer end()
+	if others > 0 && isPlugins(r.Context()) {
+		return nil, c.asksItself()
+	}
 	ctx, cancel := context.WithTimeoutCause(r.Context(), s.limits.Deadline,
 		fmt.Errorf("no answer within %v: %w", s.limits.Deadline, context.DeadlineExceeded))
 	defer cancel()

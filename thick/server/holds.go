@@ -16,6 +16,7 @@ type holds struct {
 // hold is the state of one container.
 type hold struct {
 	adds, dels int
+	calls      int           // of any verb
 	changed    chan struct{} // closed when there are no ADDs, or no DELs, any more
 }
 
@@ -37,9 +38,16 @@ func (h *holds) at(id string, change func(*hold)) {
 		close(c.changed)
 		c.changed = make(chan struct{})
 	}
-	if c.adds == 0 && c.dels == 0 {
+	if c.adds == 0 && c.dels == 0 && c.calls == 0 {
 		delete(h.of, id)
 	}
+}
+
+// call counts a call for a container until end is called, and returns how many there are
+// already.
+func (h *holds) call(id string) (others int, end func()) {
+	h.at(id, func(c *hold) { others = c.calls; c.calls++ })
+	return others, func() { h.at(id, func(c *hold) { c.calls-- }) }
 }
 
 // add waits until no DELs of a container are left in the queue, and keeps later ones waiting
