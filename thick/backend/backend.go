@@ -89,7 +89,10 @@ type Backend struct {
 	options Options
 }
 
-var _ server.Ledger = (*Backend)(nil)
+var (
+	_ server.Ledger  = (*Backend)(nil)
+	_ server.Planner = (*Backend)(nil)
+)
 
 // Keys of the metadata by which attachments of a request are found. Attachments without
 // them are not this package's.
@@ -104,9 +107,12 @@ const (
 
 // Add attaches the networks of a request.
 func (b *Backend) Add(ctx context.Context, r *server.Request) (types.Result, error) {
-	all, err := b.wanted(ctx, r)
-	if err != nil {
-		return nil, refused(err)
+	all, planned := r.Plan.([]network)
+	if !planned {
+		var err error
+		if all, err = b.wanted(ctx, r); err != nil {
+			return nil, refused(err)
+		}
 	}
 	all, result, err := b.attach(ctx, r, all)
 	if errors.Is(err, cni.ErrAlreadyAttached) && r.IfName == lo {

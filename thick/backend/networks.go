@@ -19,7 +19,8 @@ type network struct {
 	name    string // in the status
 	network string // in the configuration
 	ifName  string
-	config  []byte // nil: the network is loaded
+	config  []byte   // nil: the network is loaded
+	plugins []string // their types, of a loaded network
 
 	isDefault  bool
 	prevResult json.RawMessage
@@ -141,7 +142,7 @@ func pluginList(r *server.Request) ([]network, error) {
 func (b *Backend) loaded(r *server.Request) (all []network, err error) {
 	extra := 0
 	for _, n := range b.runtime.GetConfig().Networks {
-		one := network{name: n.Config.Name, network: n.Config.Name, ifName: n.IFName}
+		one := network{name: n.Config.Name, network: n.Config.Name, ifName: n.IFName, plugins: typesOf(n.Config)}
 		switch {
 		case n.IFName == lo:
 		case r.IfName == lo:
