@@ -62,6 +62,10 @@ type Options struct {
 // then the loaded networks are attached, and the first of them that is not the loopback
 // network is the default one.
 //
+// A request for the interface lo that names no networks is for the loopback alone, as
+// containerd asks for it before other interfaces: the loaded loopback network is attached, or
+// else one of the plugin loopback, and none of the annotation.
+//
 // They are attached in order. If one fails, all are detached. What an ADD has attached is
 // on record with it, so that DEL and CHECK need neither its configuration nor the
 // annotation. CHECK leaves out networks of a version without it, unless none has it. The
@@ -85,7 +89,10 @@ type Backend struct {
 	options Options
 }
 
-var _ server.Ledger = (*Backend)(nil)
+var (
+	_ server.Ledger  = (*Backend)(nil)
+	_ server.Planner = (*Backend)(nil)
+)
 
 // Keys of the metadata by which attachments of a request are found. Attachments without
 // them are not this package's.
@@ -100,15 +107,19 @@ const (
 
 // Add attaches the networks of a request.
 func (b *Backend) Add(ctx context.Context, r *server.Request) (types.Result, error) {
-	all, err := b.wanted(ctx, r)
-	if err != nil {
-		return nil, refused(err)
+	all, planned := r.Plan.([]network)
+	if !planned {
+		var err error
+		if all, err = b.wanted(ctx, r); err != nil {
+			return nil, refused(err)
+		}
 	}
-	metadata := map[string]string{keyNetwork: r.Network, keyIfName: r.IfName}
-	if r.Began != "" {
-		metadata[keyBegan] = r.Began
+	all, result, err := b.attach(ctx, r, all)
+	if errors.Is(err, cni.ErrAlreadyAttached) && r.IfName == lo {
+		if result := b.loOfAnother(r); result != nil {
+			return result, nil
+		}
 	}
-	result, err := b.runtime.SetupSerially(ctx, r.ContainerID, r.NetNS, options(r, all, cni.WithMetadata(metadata))...)
 	if err != nil {
 		return nil, refused(err)
 	}
@@ -119,6 +130,27 @@ func (b *Backend) Add(ctx context.Context, r *server.Request) (types.Result, err
 	return result.Raw()[max(i, 0)], nil
 }
 
+// attach returns what it has attached of these networks: all, but for a loopback network that
+// the container has already, because its runtime has asked for lo by itself.
+func (b *Backend) attach(ctx context.Context, r *server.Request, all []network) ([]network, *cni.Result, error) {
+	metadata := map[string]string{keyNetwork: r.Network, keyIfName: r.IfName}
+	if r.Began != "" {
+		metadata[keyBegan] = r.Began
+	}
+	setup := func(all []network) (*cni.Result, error) {
+		return b.runtime.SetupSerially(ctx, r.ContainerID, r.NetNS, options(r, all, cni.WithMetadata(metadata))...)
+	}
+	result, err := setup(all)
+	if errors.Is(err, cni.ErrAlreadyAttached) && r.IfName != lo { // nothing ran
+		rest := slices.DeleteFunc(slices.Clone(all), func(n network) bool { return n.ifName == lo && n.config == nil })
+		if len(rest) > 0 && len(rest) < len(all) {
+			all = rest
+			result, err = setup(all)
+		}
+	}
+	return all, result, err
+}
+
 // accept returns an error if the networks must be detached again.
 func (b *Backend) accept(ctx context.Context, r *server.Request, all []network, result *cni.Result) error {
 	for i, n := range all {
@@ -126,7 +158,7 @@ func (b *Backend) accept(ctx context.Context, r *server.Request, all []network, 
 			return fmt.Errorf("network %q: %w", n.name, err)
 		}
 	}
-	if b.options.OnStatus == nil {
+	if b.options.OnStatus == nil || r.IfName == lo {
 		return nil
 	}
 	if err := b.options.OnStatus(ctx, r, statusOf(all, result)); err != nil {
@@ -150,13 +182,13 @@ func (b *Backend) undo(ctx context.Context, r *server.Request, all []network) er
 	for _, n := range all {
 		opts = append(opts, cni.WithNetwork(n.network, cni.WithInterfaceName(n.ifName)))
 	}
-	return b.runtime.Remove(ctx, r.ContainerID, r.NetNS, opts...)
+	return b.detach(ctx, r, opts)
 }
 
 func statusOf(all []network, result *cni.Result) string {
 	var found []multinet.Status
 	for i, n := range all {
-		if n.ifName != "lo" {
+		if n.ifName != lo {
 			found = append(found, multinet.Statuses(n.name, result.Raw()[i], n.isDefault)...)
 		}
 	}
@@ -219,7 +251,7 @@ func (b *Backend) Del(ctx context.Context, r *server.Request) error {
 // networks in the request.
 func (b *Backend) remove(ctx context.Context, r *server.Request, mine []cni.Attachment, others bool) error {
 	if len(mine) > 0 {
-		err := b.runtime.Remove(ctx, r.ContainerID, r.NetNS, named(mine)...)
+		err := b.detach(ctx, r, named(mine))
 		if errors.Is(err, cni.ErrNotFound) && !errors.As(err, new(*cni.Error)) {
 			return nil // another call has detached it since
 		}
@@ -232,10 +264,20 @@ func (b *Backend) remove(ctx context.Context, r *server.Request, mine []cni.Atta
 	if err != nil || len(all) == 0 {
 		return err
 	}
-	err = b.runtime.Remove(ctx, r.ContainerID, r.NetNS, options(r, all)...)
+	err = b.detach(ctx, r, options(r, all))
 	if errors.Is(err, cni.ErrInvalidArgument) && all[0].prevResult != nil {
 		all[0].prevResult = nil // a result that nobody can use must not keep a DEL from succeeding
-		err = b.runtime.Remove(ctx, r.ContainerID, r.NetNS, options(r, all)...)
+		err = b.detach(ctx, r, options(r, all))
+	}
+	return err
+}
+
+// detach is Remove. A path that leads to the host's namespace by now does not count: it may
+// be /proc/PID/ns/net of a container that has ended, and a DEL is repeated until it succeeds.
+func (b *Backend) detach(ctx context.Context, r *server.Request, opts []cni.NamespaceOpts) error {
+	err := b.runtime.Remove(ctx, r.ContainerID, r.NetNS, opts...)
+	if errors.Is(err, cni.ErrInvalidNetNS) && !errors.As(err, new(*cni.Error)) { // nothing ran
+		err = b.runtime.Remove(ctx, r.ContainerID, "", opts...)
 	}
 	return err
 }
@@ -318,8 +360,8 @@ func named(all []cni.Attachment) (opts []cni.NamespaceOpts) {
 }
 
 // Attachments implements server.Ledger.
-func (b *Backend) Attachments(context.Context) ([]server.Attachment, error) {
-	all, err := b.runtime.Attachments()
+func (b *Backend) Attachments(_ context.Context, ids ...string) ([]server.Attachment, error) {
+	all, err := b.runtime.Attachments(ids...)
 	if err != nil {
 		return nil, refused(err)
 	}

@@ -185,11 +185,11 @@ func (s *site) environment(verb, id, path string) map[string]string {
 	return map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": id, "CNI_NETNS": path, "CNI_IFNAME": "eth0", "CNI_PATH": "/opt/cni/bin"}
 }
 
-// call makes a call as a shim does, and returns the address in the result of an ADD.
-func (s *site) call(verb, id, path string, port int) (address string, err error) {
-	body, err := json.Marshal(map[string]any{"env": s.environment(verb, id, path), "config": json.RawMessage(s.config(port))})
+// post makes a call as a shim does.
+func (s *site) post(env map[string]string, config string) (status int, text []byte, err error) {
+	body, err := json.Marshal(map[string]any{"env": env, "config": json.RawMessage(config)})
 	if err != nil {
-		return "", err
+		return 0, nil, err
 	}
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -198,14 +198,20 @@ func (s *site) call(verb, id, path string, port int) (address string, err error)
 	}}
 	answer, err := client.Post("http://daemon/cni", "application/json", bytes.NewReader(body))
 	if err != nil {
+		return 0, nil, err
+	}
+	text, err = io.ReadAll(answer.Body)
+	return answer.StatusCode, text, errors.Join(err, answer.Body.Close())
+}
+
+// call makes a call, and returns the address in the result of an ADD.
+func (s *site) call(verb, id, path string, port int) (address string, err error) {
+	status, text, err := s.post(s.environment(verb, id, path), s.config(port))
+	if err != nil {
 		return "", err
 	}
-	text, err := io.ReadAll(answer.Body)
-	if err := errors.Join(err, answer.Body.Close()); err != nil {
-		return "", err
-	}
-	if answer.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("%s of %s: status %d: %s", verb, id, answer.StatusCode, text)
+	if status != http.StatusOK {
+		return "", fmt.Errorf("%s of %s: status %d: %s", verb, id, status, text)
 	}
 	if verb != "ADD" {
 		return "", nil

@@ -19,7 +19,8 @@ type network struct {
 	name    string // in the status
 	network string // in the configuration
 	ifName  string
-	config  []byte // nil: the network is loaded
+	config  []byte   // nil: the network is loaded
+	plugins []string // their types, of a loaded network
 
 	isDefault  bool
 	prevResult json.RawMessage
@@ -137,13 +138,15 @@ func pluginList(r *server.Request) ([]network, error) {
 	return []network{{name: r.Network, network: r.Network, ifName: r.IfName, config: config, isDefault: true}}, err
 }
 
-// loaded returns the loaded networks.
+// loaded returns the loaded networks, or the loopback alone for the interface lo.
 func (b *Backend) loaded(r *server.Request) (all []network, err error) {
 	extra := 0
 	for _, n := range b.runtime.GetConfig().Networks {
-		one := network{name: n.Config.Name, network: n.Config.Name, ifName: n.IFName}
+		one := network{name: n.Config.Name, network: n.Config.Name, ifName: n.IFName, plugins: typesOf(n.Config)}
 		switch {
-		case n.IFName == "lo":
+		case n.IFName == lo:
+		case r.IfName == lo:
+			continue
 		case extra == 0:
 			one.isDefault, one.ifName, extra = true, r.IfName, 1
 		default:
@@ -151,6 +154,9 @@ func (b *Backend) loaded(r *server.Request) (all []network, err error) {
 			extra++
 		}
 		all = append(all, one)
+	}
+	if r.IfName == lo && len(all) == 0 {
+		return loopback(r)
 	}
 	return all, nil
 }
@@ -165,7 +171,7 @@ func (b *Backend) wanted(ctx context.Context, r *server.Request) ([]network, err
 	if len(all) == 0 {
 		return nil, cni.ErrCNINotInitialized
 	}
-	if b.options.Networks != nil {
+	if b.options.Networks != nil && r.IfName != lo {
 		value, err := b.options.Networks(ctx, r)
 		if err != nil {
 			return nil, fmt.Errorf("networks of the pod: %w", err)
@@ -182,7 +188,7 @@ func (b *Backend) wanted(ctx context.Context, r *server.Request) ([]network, err
 // countExtra returns how many networks have an interface beside the default one.
 func countExtra(all []network) (n int) {
 	for _, one := range all {
-		if !one.isDefault && one.ifName != "lo" {
+		if !one.isDefault && one.ifName != lo {
 			n++
 		}
 	}
@@ -218,7 +224,7 @@ func (b *Backend) annotated(ctx context.Context, r *server.Request, value string
 // option returns the option of Setup that attaches the network.
 func (n *network) option() cni.NamespaceOpts {
 	opts := []cni.NamespaceOpts{cni.WithInterfaceName(n.ifName)}
-	if n.ifName == "lo" && n.config == nil {
+	if n.ifName == lo && n.config == nil {
 		opts = nil
 	}
 	for name, value := range n.runtime {

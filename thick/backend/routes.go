@@ -29,7 +29,7 @@ func (b *Backend) route(all []network) error {
 	for i := range all {
 		n := &all[i]
 		gateways := n.selection.DefaultRoute
-		if n.ifName == "lo" || gateways != nil && len(gateways) == 0 {
+		if n.ifName == lo || gateways != nil && len(gateways) == 0 {
 			continue // its own configuration decides
 		}
 		n.routes = routes{changed: true, gateways: gateways}

@@ -39,13 +39,33 @@ type Backend interface {
 	Status(context.Context, *Request) error
 }
 
+// Planner is a Backend that knows beforehand what a call will wait for. Then a slow network, or
+// a plugin that hangs, holds up the calls that need it and no others. For another Backend each
+// call is for the network Request.Network alone.
+type Planner interface {
+	Backend
+	// Plan is called before each call, while it does not run yet: it may ask an API server,
+	// but runs no plugin. What it leaves in Request.Plan is there in the call. Its error is
+	// the answer to the call.
+	Plan(ctx context.Context, verb string, r *Request) (Use, error)
+}
+
+// Use is what a call may have to wait for. Networks that all calls have in common, such as the
+// cluster's, are not in it if a call has others: a pod with a network that is slow must not
+// count as one of the cluster's network.
+type Use struct {
+	Networks []string
+	Plugins  []string // types of their plugins
+}
+
 // Ledger is a Backend that remembers what it has attached: a DEL that was queued while
 // there was no daemon must not end what has been attached since.
 type Ledger interface {
 	Backend
-	// Attachments returns an element for each Add whose Del has not succeeded, also for
-	// one that has failed or did not end because the daemon was killed.
-	Attachments(context.Context) ([]Attachment, error)
+	// Attachments returns an element for each Add of these containers, or of all, whose Del
+	// has not succeeded, also for one that has failed or did not end because the daemon was
+	// killed.
+	Attachments(ctx context.Context, ids ...string) ([]Attachment, error)
 }
 
 // Attachment is what a Ledger remembers of an Add.
@@ -80,6 +100,8 @@ type Request struct {
 	Began string
 	// Valid are the attachments that GC keeps. It may be empty: then none is valid.
 	Valid []types.GCAttachment
+	// Plan is the Planner's own.
+	Plan any
 }
 
 // Pod is the pod that a Kubernetes runtime names in CNI_ARGS. Other runtimes leave it

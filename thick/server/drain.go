@@ -26,7 +26,8 @@ type DrainReport struct {
 	// Drain drops the DEL.
 	Failed []QueuedDel
 	// Unreadable is about files of the queue that could not be read, nil if there are
-	// none. A damaged file is set aside under another name, and reported once.
+	// none: they keep no other DEL in the queue. A damaged file is set aside under another
+	// name, and reported once; another stays, and is reported each time.
 	Unreadable error
 }
 
@@ -37,9 +38,12 @@ type QueuedDel struct {
 }
 
 // Drain carries out the DELs that shims have queued in a directory (shim.Options.QueueDir)
-// because there was no daemon. Call it after Listen and before Serve: a shim that finds
-// nobody listening has put its DEL into the queue before, and then the Drain finds it.
-// Clients that call meanwhile wait.
+// because there was no daemon. Call it after Listen: a shim that finds nobody listening has put
+// its DEL into the queue before, and then the Drain finds it.
+//
+// Serve may answer clients meanwhile. ADDs of the containers that are in the queue wait until
+// their DELs have ended, the others for nothing. An ADD that came before Drain has read the queue
+// is refused if the interface is still attached. Call Drain before Serve if none may be.
 //
 // A DEL is carried out if the interface, on that network, is attached by an ADD that began
 // before the DEL did, and in the same network namespace. In doubt it is dropped: a
@@ -47,8 +51,10 @@ type QueuedDel struct {
 // be a [Ledger].
 //
 // The DELs of one container are carried out in their order, those of different ones in
-// parallel, each within Limits.Deadline. If the context ends, the others stay in the
-// queue. The error is of the queue as a whole; a DEL that fails is only in the report.
+// parallel, each within Limits.Deadline. They have the slots of Limits.Concurrent for DELs, in
+// turn with those of clients: one that hangs keeps the others waiting for five seconds. If the
+// context ends, the others stay in the queue. The error is of the queue as a whole; a DEL that
+// fails is only in the report.
 func (s *Server) Drain(ctx context.Context, dir string) (*DrainReport, error) {
 	report, err := s.drainQueue(ctx, delqueue.Open(dir))
 	if err != nil {
@@ -64,22 +70,25 @@ func (s *Server) drainQueue(ctx context.Context, queue *delqueue.Queue) (*DrainR
 	}
 	report := &DrainReport{}
 	entries, err := queue.List()
-	if err != nil && entries == nil && !errors.Is(err, delqueue.ErrBad) && !errors.Is(err, delqueue.ErrNewer) {
+	if err != nil && !errors.Is(err, delqueue.ErrUnread) {
 		return nil, err
 	}
 	if report.Unreadable = err; len(entries) == 0 {
 		return report, nil
 	}
-	attached, err := ledger.Attachments(ctx)
-	if err != nil {
-		return nil, err
-	}
 	now, err := proc.BootID()
 	if err != nil {
 		return nil, err
 	}
-	drains := byContainer(s, queue, now, entries, attached)
-	thread.Each(len(drains), s.limits.Concurrent, func(i int) { drains[i].run(ctx) })
+	drains := byContainer(entries)
+	for _, d := range drains {
+		d.Server, d.ledger, d.queue, d.boot = s, ledger, queue, now
+		d.end = s.holds.del(d.id)
+	}
+	thread.Each(len(drains), mostDrained, func(i int) {
+		defer drains[i].end()
+		drains[i].run(ctx)
+	})
 	for _, d := range drains {
 		report.Ended = append(report.Ended, d.Ended...)
 		report.Dropped = append(report.Dropped, d.Dropped...)
@@ -88,32 +97,32 @@ func (s *Server) drainQueue(ctx context.Context, queue *delqueue.Queue) (*DrainR
 	return report, nil
 }
 
+// mostDrained is how many containers' DELs wait for a slot at the same time.
+const mostDrained = 1024
+
 // drain is the part of a Drain that concerns one container.
 type drain struct {
 	*Server
-	queue    *delqueue.Queue
-	boot     string
-	entries  []*delqueue.Entry
-	attached []Attachment
+	ledger  Ledger
+	queue   *delqueue.Queue
+	boot    string
+	id      string
+	entries []*delqueue.Entry
+	end     func() // lets ADDs of the container begin
 	DrainReport
 }
 
 // byContainer returns a drain for each container, in the order of their first entries.
-func byContainer(s *Server, queue *delqueue.Queue, boot string, entries []*delqueue.Entry, attached []Attachment) []*drain {
+func byContainer(entries []*delqueue.Entry) []*drain {
 	var all []*drain
 	of := map[string]*drain{}
 	for _, e := range entries {
 		id := e.Env["CNI_CONTAINERID"]
 		if of[id] == nil {
-			of[id] = &drain{Server: s, queue: queue, boot: boot}
+			of[id] = &drain{id: id}
 			all = append(all, of[id])
 		}
 		of[id].entries = append(of[id].entries, e)
-	}
-	for _, a := range attached {
-		if d := of[a.ContainerID]; d != nil {
-			d.attached = append(d.attached, a)
-		}
 	}
 	return all
 }
@@ -153,43 +162,47 @@ func (d *drain) del(ctx context.Context, e *delqueue.Entry) error {
 	if c.verb != wire.Del {
 		return fmt.Errorf("the queued call is %s instead of %s", c.verb, wire.Del)
 	}
-	rest, err := d.endedBy(e, c)
-	if err != nil {
+	_, end := d.holds.call(d.id)
+	defer end()
+	if err := d.holds.alone(ctx, d.id); err != nil { // those that were under way before
+		return err
+	}
+	if err := d.mayEnd(ctx, e, c); err != nil {
 		return err
 	}
 	if id, known := namespaceAt(c.NetNS); known && id != e.NetNS {
 		c.NetNS = "" // the path leads to another container's now
 	}
-	ctx, cancel := context.WithTimeout(ctx, d.limits.Deadline)
-	defer cancel()
-	if _, err := d.Server.run(ctx, c); err != nil {
-		return err
-	}
-	d.attached = rest
-	return nil
+	_, err = d.Server.run(ctx, c, d.gate.turn(c.verb, true))
+	return err
 }
 
-// endedBy returns the attachments of the container that a DEL leaves. The error is a
-// reason if the DEL is not for the one that is attached under that name.
-func (d *drain) endedBy(e *delqueue.Entry, c *call) (rest []Attachment, err error) {
-	for _, a := range d.attached {
+// mayEnd returns an error, which may be a reason, unless the DEL is for the attachment under
+// that name. No ADD of the container runs.
+func (d *drain) mayEnd(ctx context.Context, e *delqueue.Entry, c *call) error {
+	attached, err := d.ledger.Attachments(ctx, d.id)
+	if err != nil {
+		return err
+	}
+	found := false
+	for _, a := range attached {
 		if a.ContainerID != c.ContainerID || a.IfName != c.IfName || a.Network != c.Network {
-			rest = append(rest, a)
 			continue
 		}
+		found = true
 		added, err := delqueue.ParseMoment(a.Began)
 		if err != nil {
-			return nil, reason(err.Error())
+			return reason(err.Error())
 		}
 		ns, _ := namespaceAt(a.NetNS)
 		if ends, why := e.Ends(added, ns, d.boot); !ends {
-			return nil, reason(why)
+			return reason(why)
 		}
 	}
-	if len(rest) == len(d.attached) {
-		return nil, reason("the interface is not attached")
+	if !found {
+		return reason("the interface is not attached")
 	}
-	return rest, nil
+	return nil
 }
 
 // now returns the text for Request.Began. If the time is not known, it is empty, and no

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -272,7 +273,9 @@ func TestDrainHasLimits(t *testing.T) {
 		return usual(ctx, verb, r)
 	}
 	r = expect.Value(s.Drain(ctx, q.dir))(t)
-	wantDrained(t, r, []string{"c1"}, nil, []string{"c2"})
+	if len(r.Ended) != 1 || len(r.Failed) != 1 {
+		t.Fatalf("%+v", r)
+	}
 	expect.Is(t, r.Failed[0].Err, stop)
 	expect.Same(t, "left", q.left(t), 1)
 }
@@ -291,6 +294,27 @@ func TestDrainReportsWhatItCannotRead(t *testing.T) {
 	expect.Same(t, "a second report", r.Unreadable, nil)
 }
 
+// TestDrainGoesOnBesideAFileThatCannotBeRead, also if that is the only one: a daemon that did
+// not start because of it would never start.
+func TestDrainGoesOnBesideAFileThatCannotBeRead(t *testing.T) {
+	l, q := newLedger(), newQueue(t)
+	s := newServer(t, l, server.Options{})
+	unreadable := filepath.Join(q.dir, "x.del")
+	expect.NoError(t, os.Mkdir(q.dir, 0o700), os.Symlink(unreadable, unreadable)) // which root cannot open either
+	for range 2 {
+		r := drain(t, s, q)
+		wantDrained(t, r, nil, nil, nil)
+		expect.Is(t, r.Unreadable, syscall.ELOOP)
+	}
+	attach(t, s, "c1")
+	q.put(t, "c1")
+	r := drain(t, s, q)
+	wantDrained(t, r, []string{"c1"}, nil, nil)
+	expect.Is(t, r.Unreadable, syscall.ELOOP)
+	expect.NoError(t, os.Remove(unreadable))
+	expect.Same(t, "left", q.left(t), 0)
+}
+
 func TestDrainFails(t *testing.T) {
 	q := newQueue(t)
 	if r, err := newServer(t, &backend{}, server.Options{}).Drain(t.Context(), q.dir); err == nil || !strings.Contains(err.Error(), "Ledger") {
@@ -301,9 +325,9 @@ func TestDrainFails(t *testing.T) {
 	attach(t, s, "c1")
 	q.put(t, "c1")
 	l.Failing = errors.New("no records")
-	if r, err := s.Drain(t.Context(), q.dir); r != nil || !errors.Is(err, l.Failing) {
-		t.Errorf("without records: %v, %v", r, err)
-	}
+	r := drain(t, s, q)
+	wantDrained(t, r, nil, nil, []string{"c1"})
+	expect.Is(t, r.Failed[0].Err, l.Failing)
 	l.Failing = nil
 	expect.NoError(t, os.Chmod(q.dir, 0o777))
 	if r, err := s.Drain(t.Context(), q.dir); r != nil || !errors.Is(err, delqueue.ErrShared) {

@@ -6,13 +6,30 @@ import "time"
 func SetGiveUp(s *Server, d time.Duration) { s.giveUp = d }
 
 // Waiting returns how many calls wait for their turn or for a readiness file.
-func Waiting(s *Server) int { return int(s.gate.waiting.Load()) }
+func Waiting(s *Server) int {
+	s.gate.mu.Lock()
+	defer s.gate.mu.Unlock()
+	return int(s.gate.places.total - s.gate.places.free)
+}
+
+// Running returns how many calls have a slot, or had one.
+func Running(s *Server) (n int) {
+	s.gate.mu.Lock()
+	defer s.gate.mu.Unlock()
+	for _, c := range s.gate.classes {
+		n += int(c.slots.total - c.slots.free)
+	}
+	return n + int(s.gate.overtime.total-s.gate.overtime.free)
+}
+
+// SetSlow changes how long a call keeps others from its slot. Call it before the first call.
+func SetSlow(s *Server, d time.Duration) { s.gate.slow = d }
 
 // Room returns how many bytes of requests may be taken in.
 func Room(s *Server) int64 {
 	s.bytes.mu.Lock()
 	defer s.bytes.mu.Unlock()
-	return s.bytes.left
+	return s.bytes.pool.free
 }
 
 // Awaited returns how many calls wait for a file.

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
-	"sync/atomic"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/thick/internal/wire"
 )
 
 // errDraining ends waits of ADDs when the Server shuts down.
@@ -18,134 +21,251 @@ func tryLater(format string, args ...any) *types.Error {
 	return types.NewError(types.ErrTryAgainLater, fmt.Sprintf(format, args...), "")
 }
 
-// gate lets a number of calls run at once, and a number wait. Adding has slots of its own:
-// a DEL frees addresses, and must not wait for ADDs that wait for addresses.
-type gate struct {
-	adding, others chan struct{} // a token for each call that runs
-	limit          int64
-	waiting        atomic.Int64
-	draining       <-chan struct{} // closed when ADDs are refused
-}
-
-func newGate(concurrent, queued int, draining <-chan struct{}) *gate {
-	return &gate{
-		adding: make(chan struct{}, concurrent), others: make(chan struct{}, concurrent),
-		limit: int64(queued), draining: draining,
-	}
-}
-
-// enter waits for ready, if there is one, and then for a slot. leave gives the slot back.
-// See refusal for its errors.
-func (g *gate) enter(ctx context.Context, add bool, ready func(context.Context) error) (leave func(), err error) {
-	slots, draining := g.others, (<-chan struct{})(nil)
-	if add {
-		slots, draining = g.adding, g.draining
-		select {
-		case <-draining:
-			return nil, errDraining
-		default:
-		}
-	}
-	leave = func() { <-slots }
-	if ready == nil {
-		select {
-		case slots <- struct{}{}: // those that wait are served by leave, in their order
-			return leave, nil
-		default:
-		}
-	}
-	if g.waiting.Add(1) > g.limit {
-		g.waiting.Add(-1)
-		return nil, tryLater("too many calls: %d are waiting", g.limit)
-	}
-	defer g.waiting.Add(-1)
-	if ready != nil {
-		if err := ready(ctx); err != nil {
-			return nil, err
-		}
-	}
-	select {
-	case slots <- struct{}{}:
-		return leave, nil
-	case <-draining:
-		return nil, errDraining
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-}
-
 // refusal is the answer to a call that never ran.
-func refusal(err error) *types.Error {
+func refusal(err error) error {
 	if said := (*types.Error)(nil); errors.As(err, &said) {
-		return said
+		return neverRan{said, err}
 	}
-	return tryLater("not started: %v", err)
+	return neverRan{tryLater("not started: %v", err), err}
 }
 
-// budget bounds the bytes of the requests in hand.
-type budget struct {
-	mu   sync.Mutex
-	left int64
+// gate lets a number of calls run at once, and a number wait.
+//
+// ADDs, DELs and calls of other verbs have slots of their own: a DEL frees addresses, and must
+// not wait for ADDs that wait for addresses; and a node whose STATUS is not answered counts as
+// broken. In each of these classes the calls with the same [Use] are a flow. Its calls wait in
+// the order of their arrival, and the flows take turns.
+type gate struct {
+	mu       sync.Mutex
+	places   pool // of calls that wait
+	overtime pool // of calls that have lost their slot, see slowAfter
+	classes  map[string]*class
+	slow     time.Duration
+	draining <-chan struct{} // closed when ADDs are refused
 }
 
-// take reserves n bytes, and returns false if there are too few.
-func (b *budget) take(n int64) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if n > b.left {
-		return false
+// class are the calls that share slots.
+type class struct {
+	kind  kind // of their places
+	slots pool
+	flows map[kind]*flow // those with calls that wait
+	order []*flow        // the same, the next one first
+}
+
+// flow are calls that wait, the oldest first.
+type flow struct {
+	kinds []kind
+	calls []chan struct{} // closed when the call has a slot
+}
+
+// Sizes of pools, in times of Limits.Concurrent and Limits.Queued. A flow that is alone has
+// half of a pool, so it gets what the limit says.
+const (
+	slotsPerConcurrent    = 2
+	overtimePerConcurrent = 4
+	placesPerQueued       = 2
+)
+
+// slowAfter is how long a call keeps others from its slot. One that runs for longer waits for
+// something else than this machine, and another may run beside it.
+const slowAfter = 5 * time.Second
+
+// otherVerbs is the class of CHECK, GC and STATUS.
+const otherVerbs = "other verbs"
+
+func newGate(l Limits, draining <-chan struct{}) *gate {
+	concurrent := int64(l.Concurrent)
+	g := &gate{
+		places: newPool(placesPerQueued * int64(l.Queued)), overtime: newPool(overtimePerConcurrent * concurrent),
+		classes: map[string]*class{}, slow: slowAfter, draining: draining,
 	}
-	b.left -= n
-	return true
+	for _, name := range []string{wire.Add, wire.Del, otherVerbs} {
+		g.classes[name] = &class{kind: classKind(name), slots: newPool(slotsPerConcurrent * concurrent), flows: map[kind]*flow{}}
+	}
+	return g
 }
 
-func (b *budget) give(n int64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.left += n
+// connections returns how many connections the calls need that run or wait.
+func (l Limits) connections() int {
+	return (3*slotsPerConcurrent+overtimePerConcurrent)*l.Concurrent + placesPerQueued*l.Queued
 }
 
-// running counts the calls that are being served.
-type running struct {
-	mu    sync.Mutex
-	calls int
-	idle  chan struct{} // closed when there is none, if somebody waits
+// turn is a call on its way: it sits down, enters, and leaves. The gate's lock guards it.
+type turn struct {
+	*gate
+	class   *class
+	queued  bool            // a DEL of the queue, which takes no client's place
+	refused <-chan struct{} // closed when the call may wait no longer; nil if it always may
+	begin   time.Time
+	waited  time.Duration // until it had a slot, or left
+
+	seat    []kind // of its place, while it has one
+	kinds   []kind
+	granted chan struct{} // closed when it has a slot; nil before it has asked for one
+	late    bool          // it has lost the slot, and goes on
+	left    bool
+	timer   *time.Timer
 }
 
-// begin counts a call until end is called.
-func (r *running) begin() (end func()) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.calls++
-	return func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if r.calls--; r.calls == 0 && r.idle != nil {
-			close(r.idle)
-			r.idle = nil
+func (g *gate) turn(verb string, queued bool) *turn {
+	t := &turn{gate: g, class: g.classes[verb], queued: queued, begin: time.Now()}
+	if t.class == nil {
+		t.class = g.classes[otherVerbs]
+	}
+	if verb == wire.Add {
+		t.refused = g.draining
+	}
+	return t
+}
+
+// sit takes a place for a call of which only the verb is known. The error is a neverRan.
+func (t *turn) sit() error {
+	select {
+	case <-t.refused:
+		return refusal(errDraining)
+	default:
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.take(t.class.kind)
+}
+
+// take changes the call's place for one of these kinds.
+func (t *turn) take(seat ...kind) error {
+	t.rise()
+	if t.queued {
+		return nil
+	}
+	if !t.places.fits(1, seat...) {
+		return refusal(tryLater("too many calls: %d are waiting", t.places.total-t.places.free))
+	}
+	t.places.take(1, seat...)
+	t.seat = seat
+	return nil
+}
+
+// rise gives the call's place back, if it has one.
+func (t *turn) rise() {
+	if t.seat != nil {
+		t.places.give(1, t.seat...)
+		t.seat = nil
+	}
+}
+
+// enter waits for a slot. The error is a neverRan.
+func (t *turn) enter(ctx context.Context, use Use) error {
+	if err := t.apply(kindsOf(use, t.queued)); err != nil {
+		return err
+	}
+	var err error
+	select {
+	case <-t.granted:
+	case <-t.refused:
+		err = refusal(errDraining)
+	case <-ctx.Done():
+		err = refusal(context.Cause(ctx))
+	}
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.rise()
+	t.waited = time.Since(t.begin)
+	t.timer = time.AfterFunc(t.slow, t.overrun)
+	return nil
+}
+
+// apply takes a slot if there is one for the call, and else joins its flow.
+func (t *turn) apply(kinds []kind) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c, name := t.class, kinds[0]
+	f := c.flows[name]
+	if f == nil && c.slots.fits(1, kinds...) { // the other flows that wait have no slot now
+		c.slots.take(1, kinds...)
+		t.kinds, t.granted = kinds, make(chan struct{})
+		close(t.granted)
+		return nil
+	}
+	if err := t.take(c.kind, name); err != nil {
+		return err
+	}
+	if f == nil {
+		f = &flow{kinds: kinds}
+		c.flows[name], c.order = f, append(c.order, f)
+	}
+	t.kinds, t.granted = kinds, make(chan struct{})
+	f.calls = append(f.calls, t.granted)
+	return nil
+}
+
+// overrun takes the slot from a call that goes on, unless too many do already.
+func (t *turn) overrun() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.left || !t.overtime.fits(1, t.kinds...) {
+		return
+	}
+	t.late = true
+	t.overtime.take(1, t.kinds...)
+	t.class.free(t.kinds)
+}
+
+// leave gives back what the call has, wherever it is on its way.
+func (t *turn) leave() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.rise()
+	t.left = true
+	if t.timer == nil {
+		t.waited = time.Since(t.begin)
+	} else {
+		t.timer.Stop()
+	}
+	if t.granted == nil {
+		return
+	}
+	select {
+	case <-t.granted:
+	default:
+		t.class.drop(t.kinds[0], t.granted)
+		return
+	}
+	if t.late {
+		t.overtime.give(1, t.kinds...)
+	} else {
+		t.class.free(t.kinds)
+	}
+}
+
+// free gives a slot back, and slots to those that wait.
+func (c *class) free(kinds []kind) {
+	c.slots.give(1, kinds...)
+	for i := 0; i < len(c.order) && c.slots.free > 0; {
+		f := c.order[i]
+		if !c.slots.fits(1, f.kinds...) {
+			i++
+			continue
+		}
+		c.slots.take(1, f.kinds...)
+		close(f.calls[0])
+		f.calls = f.calls[1:]
+		c.order = slices.Delete(c.order, i, i+1)
+		if len(f.calls) > 0 {
+			c.order = append(c.order, f) // its next call comes after the other flows'
+		} else {
+			delete(c.flows, f.kinds[0])
 		}
 	}
 }
 
-// wait returns 0 when no call is being served, or the number of calls that are when ctx
-// ends.
-func (r *running) wait(ctx context.Context) int {
-	r.mu.Lock()
-	if r.calls == 0 {
-		r.mu.Unlock()
-		return 0
-	}
-	if r.idle == nil {
-		r.idle = make(chan struct{})
-	}
-	idle := r.idle
-	r.mu.Unlock()
-	select {
-	case <-idle:
-		return 0
-	case <-ctx.Done():
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return r.calls
+// drop removes a call that waits no longer.
+func (c *class) drop(name kind, call chan struct{}) {
+	f := c.flows[name]
+	f.calls = slices.DeleteFunc(f.calls, func(other chan struct{}) bool { return other == call })
+	if len(f.calls) == 0 {
+		delete(c.flows, name)
+		c.order = slices.DeleteFunc(c.order, func(other *flow) bool { return other == f })
 	}
 }

@@ -87,10 +87,13 @@ func plain(o *Observation, status int) ([]byte, string) {
 }
 
 // neverRan is an error of a call that no Backend has seen, because of a limit or a shutdown.
-type neverRan struct{ said *types.Error }
+type neverRan struct {
+	said *types.Error
+	why  error
+}
 
-func (e neverRan) Error() string { return e.said.Error() }
-func (e neverRan) Unwrap() error { return e.said }
+func (e neverRan) Error() string   { return e.said.Error() }
+func (e neverRan) Unwrap() []error { return []error{e.said, e.why} }
 
 func statusOf(err error) int {
 	switch {
@@ -119,11 +122,11 @@ func (s *Server) write(w http.ResponseWriter, status int, contentType string, bo
 
 // call serves a request of /cni, and returns the body of a success.
 func (s *Server) call(o *Observation, w http.ResponseWriter, r *http.Request) ([]byte, error) {
-	request, size, err := s.read(w, r)
+	request, release, err := s.read(w, r)
 	if err != nil {
 		return nil, err
 	}
-	defer s.bytes.give(size)
+	defer release()
 	o.Verb = known(request.Env["CNI_COMMAND"], wire.Add, wire.Del, wire.Check, wire.GC, wire.Status, wire.Version)
 	c, err := s.check(request)
 	if err != nil {
@@ -133,42 +136,36 @@ func (s *Server) call(o *Observation, w http.ResponseWriter, r *http.Request) ([
 	if c.verb == wire.Version {
 		return versions()
 	}
+	others, end := s.holds.call(c.ContainerID)
+	defer end()
+	if others > 0 && isPlugins(r.Context()) {
+		return nil, c.asksItself()
+	}
 	ctx, cancel := context.WithTimeoutCause(r.Context(), s.limits.Deadline,
 		fmt.Errorf("no answer within %v: %w", s.limits.Deadline, context.DeadlineExceeded))
 	defer cancel()
-	waits := time.Now()
-	leave, err := s.gate.enter(ctx, c.verb == wire.Add, s.readiness(c))
-	o.Queued = time.Since(waits)
-	if err != nil {
-		return nil, neverRan{refusal(err)}
-	}
-	defer leave()
-	return s.run(ctx, c)
+	t := s.gate.turn(c.verb, false)
+	defer func() { o.Queued = t.waited }()
+	return s.run(ctx, c, t)
 }
 
-// read returns the request, and the size that it is accounted by.
-func (s *Server) read(w http.ResponseWriter, r *http.Request) (*wire.Request, int64, error) {
-	size := r.ContentLength
-	if size > s.limits.Request {
-		return nil, 0, fmt.Errorf("%w: %d bytes, at most %d are accepted", wire.ErrTooLarge, size, s.limits.Request)
+// read returns the request, and a function that gives back the room that it takes.
+func (s *Server) read(w http.ResponseWriter, r *http.Request) (*wire.Request, func(), error) {
+	if size := r.ContentLength; size > s.limits.Request {
+		return nil, nil, fmt.Errorf("%w: %d bytes, at most %d are accepted", wire.ErrTooLarge, size, s.limits.Request)
 	}
-	if size < 0 {
-		size = s.limits.Request
-	}
-	if !s.bytes.take(size) {
-		return nil, 0, neverRan{tryLater("too many requests: no room for %d bytes", size)}
-	}
-	request, err := wire.DecodeRequest(r.Body, s.limits.Request)
+	body := &intake{from: r.Body, budget: &s.bytes}
+	request, err := wire.DecodeRequest(body, s.limits.Request)
 	if err == nil {
 		// It ends ReadTimeout: net/http notices by a read that the client has gone, and must
 		// not take a deadline for that.
 		err = supported(http.NewResponseController(w).SetReadDeadline(time.Time{}))
 	}
 	if err != nil {
-		s.bytes.give(size)
-		return nil, 0, err
+		body.release()
+		return nil, nil, err
 	}
-	return request, size, nil
+	return request, body.release, nil
 }
 
 // supported drops the error of a ResponseWriter that has no connection.
@@ -179,15 +176,15 @@ func supported(err error) error {
 	return err
 }
 
-// run asks the Backend.
-func (s *Server) run(ctx context.Context, c *call) (body []byte, err error) {
+// run carries out a call, and returns the body of a success.
+func (s *Server) run(ctx context.Context, c *call, t *turn) (body []byte, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			s.logger.Error("panic while serving a CNI call", "verb", c.verb, "container", c.ContainerID, "panic", v, "stack", string(debug.Stack()))
 			body, err = nil, types.NewError(types.ErrInternal, fmt.Sprintf("panic: %v", v), "")
 		}
 	}()
-	result, err := s.ask(ctx, c)
+	result, err := s.inTurn(ctx, c, t)
 	if err != nil {
 		if said := (*types.Error)(nil); ctx.Err() != nil && !errors.As(err, &said) {
 			err = tryLater("%v (%v)", err, context.Cause(ctx))
@@ -200,11 +197,64 @@ func (s *Server) run(ctx context.Context, c *call) (body []byte, err error) {
 	return wire.EncodeResult(result)
 }
 
-// ask returns the result of ADD, and nil for other verbs.
-func (s *Server) ask(ctx context.Context, c *call) (types.Result, error) {
-	if err := s.findUID(ctx, c); err != nil {
+// inTurn waits for the turn of a call, and asks the Backend. While it waits for others than
+// calls, it has no slot.
+func (s *Server) inTurn(ctx context.Context, c *call, t *turn) (types.Result, error) {
+	defer t.leave()
+	if err := t.sit(); err != nil {
 		return nil, err
 	}
+	if c.verb == wire.Add {
+		end, err := s.mayAdd(ctx, c)
+		if err != nil {
+			return nil, refusal(err)
+		}
+		defer end()
+	}
+	planning := time.Now()
+	use, err := s.plan(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	t.begin = t.begin.Add(time.Since(planning)) // it has not waited for other calls
+	if err := t.enter(ctx, use); err != nil {
+		return nil, err
+	}
+	if t.queued { // its time begins now, since no client waits
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, s.limits.Deadline)
+		defer cancel()
+	}
+	return s.ask(ctx, c)
+}
+
+// plan finds what a call needs before it runs.
+func (s *Server) plan(ctx context.Context, c *call) (Use, error) {
+	if err := s.findUID(ctx, c); err != nil {
+		return Use{}, err
+	}
+	if planner, ok := s.backend.(Planner); ok {
+		return planner.Plan(ctx, c.verb, &c.Request)
+	}
+	return Use{Networks: []string{c.Network}}, nil
+}
+
+// mayAdd waits until nothing holds an ADD back: a readiness file that does not exist yet, or
+// DELs of the container in the queue. Later ones wait until end is called.
+func (s *Server) mayAdd(ctx context.Context, c *call) (end func(), err error) {
+	for _, path := range []string{s.options.ReadinessFile, c.readinessFile} {
+		if path == "" {
+			continue
+		}
+		if err := s.files.wait(ctx, path, s.draining); err != nil {
+			return nil, err
+		}
+	}
+	return s.holds.add(ctx, c.ContainerID, s.draining)
+}
+
+// ask returns the result of ADD, and nil for other verbs.
+func (s *Server) ask(ctx context.Context, c *call) (types.Result, error) {
 	b, r := s.backend, &c.Request
 	switch c.verb {
 	case wire.Add:
@@ -233,28 +283,6 @@ func (s *Server) status(ctx context.Context, r *Request) error {
 		}
 	}
 	return s.backend.Status(ctx, r)
-}
-
-// readiness returns a function that waits until ADD may run, or nil if nothing holds it
-// back.
-func (s *Server) readiness(c *call) func(context.Context) error {
-	var paths []string
-	for _, path := range []string{s.options.ReadinessFile, c.readinessFile} {
-		if path != "" {
-			paths = append(paths, path)
-		}
-	}
-	if c.verb != wire.Add || len(paths) == 0 {
-		return nil
-	}
-	return func(ctx context.Context) error {
-		for _, path := range paths {
-			if err := s.files.wait(ctx, path, s.draining); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
 }
 
 func versions() ([]byte, error) {

@@ -42,7 +42,14 @@ func serve(t testing.TB, b server.Backend, o server.Options) *daemon {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
 	}
-	return &daemon{servertest.Serve(t, b, o, path), path}
+	d := &daemon{Server: servertest.Serve(t, b, o, path), path: path}
+	room := server.Room(d.Server)
+	t.Cleanup(func() {
+		expect.Eventually(t, "every slot, place and byte is free", func() bool {
+			return server.Running(d.Server) == 0 && server.Waiting(d.Server) == 0 && server.Room(d.Server) == room
+		})
+	})
+	return d
 }
 
 func (d *daemon) dial(t testing.TB) *net.UnixConn {
@@ -220,14 +227,14 @@ func TestLimits(t *testing.T) {
 	d.wants(t, "/cni", request("DEL", "c9"), 200)
 	d.wants(t, "/readyz", []byte("null"), 200)
 	// Three requests of some 700 bytes are in hand.
-	conn := d.dial(t)
-	_, err := conn.Write([]byte("POST /cni HTTP/1.1\r\nHost: dummy\r\nTransfer-Encoding: chunked\r\n\r\n")) // accounted by 4096
+	room, conn := server.Room(d.Server), d.dial(t)
+	_, err := conn.Write([]byte(head("/cni", 4096) + strings.Repeat("x", 4000)))
 	expect.NoError(t, err)
-	expect.Eventually(t, "a request of unknown length is accounted", func() bool { return server.Room(d.Server) < 4096 })
+	expect.Eventually(t, "the bytes that have come are accounted", func() bool { return server.Room(d.Server) == room-4000 })
 	large := request("DEL", "c9", configured(`{"name":"n","x":"%s"}`, strings.Repeat("x", 2500)))
 	d.wants(t, "/cni", large, 503, "no room")
 	conn.Close()
-	expect.Eventually(t, "the room is free again", func() bool { return server.Room(d.Server) > 4096 })
+	expect.Eventually(t, "the room is free again", func() bool { return server.Room(d.Server) == room })
 	close(b.release)
 	for _, conn := range conns {
 		wantAnswer(t, conn, 200)

@@ -39,18 +39,28 @@ type Options struct {
 
 // Limits bound what clients can make a Server do. Zero is the default of each.
 type Limits struct {
-	// Concurrent is how many ADDs run at once, and again how many other calls do, so
-	// that DEL never waits for ADDs. Of executed plugins each takes two processes and 4 MB.
-	// The default is 16.
+	// Concurrent is how many ADDs of one network run at once while no other network has any.
+	// There are twice as many slots. A network gets another one only while it has fewer than
+	// are free, and a quarter of all is kept for networks that have none. Networks that a
+	// [Planner] names together count as one; each of them has at most three quarters of the
+	// slots, and each plugin type seven eighths. Calls that wait are served network by network
+	// in turn, in the order of their arrival.
+	//
+	// DELs have as many slots of their own, and so have CHECK, GC and STATUS together. A call
+	// that has run for five seconds gives its slot to others and goes on, as long as fewer
+	// than four times Concurrent do. Of executed plugins each call takes two processes and
+	// 4 MB. The default is 16.
 	Concurrent int
-	// Queued is how many calls wait for their turn, in the order of their arrival, or for
-	// a readiness file. More are refused with code 11, "try again later". The default is
+	// Queued is how many calls of one network wait for their turn, or for a readiness file,
+	// while no others do; in the whole twice as many do. ADDs leave a quarter of the places
+	// to other verbs. More calls are refused with code 11, "try again later". The default is
 	// 1024.
 	Queued int
 	// Request is the size of the longest request in bytes. The default is 4 MiB.
 	Request int64
-	// Requests is the size of all requests that are read, wait or run, in bytes. More
-	// are refused with code 11. The default is 32 MiB, and at least Request.
+	// Requests is the size of all requests that are read, wait or run, in bytes, as far as
+	// they have come. More are refused with code 11. Requests of more than 64 KiB leave half
+	// of what is free to others. The default is 32 MiB, and at least twice Request.
 	Requests int64
 	// Deadline is the time of one call, with its time in the queue. The default is four
 	// minutes, as long as Kubernetes' kubelet waits for the sandbox of a pod.
@@ -86,7 +96,7 @@ func (l Limits) withDefaults() (Limits, error) {
 	l.Concurrent = orDefault(l.Concurrent, 16)
 	l.Queued = orDefault(l.Queued, 1024)
 	l.Request = orDefault(l.Request, wire.MaxRequest)
-	l.Requests = max(orDefault(l.Requests, 32<<20), l.Request)
+	l.Requests = max(orDefault(l.Requests, 32<<20), 2*l.Request)
 	l.Deadline = orDefault(l.Deadline, 4*time.Minute)
 	l.Transfer = orDefault(l.Transfer, 10*time.Second)
 	return l, nil

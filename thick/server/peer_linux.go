@@ -2,12 +2,16 @@ package server
 
 import (
 	"errors"
+	"fmt"
 	"net"
+	"os"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/kernel/joined"
+	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
 
 // peerOf returns the process that connected (unix(7), SO_PEERCRED): the credentials are
@@ -38,4 +42,39 @@ func peerOf(conn net.Conn) (peer, error) {
 		return unknown, err
 	}
 	return peer{uid: int(cred.Uid), pid: int(cred.Pid)}, nil
+}
+
+// mostParents limits the way up from a process. Plugins are a few below the daemon.
+const mostParents = 32
+
+// isDescendant reports whether this process, or one that it has started, has started a process.
+// One that has ended is none.
+func isDescendant(pid int) bool {
+	self := os.Getpid()
+	for range mostParents {
+		if pid == self || pid <= 1 {
+			return false
+		}
+		if pid = parentOf(pid); pid == self {
+			return true
+		}
+	}
+	return false
+}
+
+// parentOf returns the parent of a process, or 0. The name of the program, in parentheses, may
+// have any character (proc_pid_stat(5)).
+//
+//	4711 (embedcni-shim) S 4700 4711 …
+func parentOf(pid int) (parent int) {
+	stat, err := plainfile.Read(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	rest := string(stat)[strings.LastIndexByte(string(stat), ')')+1:]
+	var state string
+	if _, err := fmt.Sscan(rest, &state, &parent); err != nil {
+		return 0
+	}
+	return parent
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -48,6 +49,18 @@ func (s *Server) check(r *wire.Request) (*call, error) {
 		return nil, types.NewError(types.ErrInvalidNetworkConfig, "readinessIndicatorFile is not an absolute path", c.readinessFile)
 	}
 	return c, nil
+}
+
+// asksItself is the answer to a plugin of this daemon that asks the daemon, and would wait for
+// itself: the shim is the plugin of a network. There is nothing that a DEL could detach.
+func (c *call) asksItself() error {
+	if c.verb == wire.Del {
+		return nil
+	}
+	var plugin struct{ Type string }
+	_ = json.Unmarshal(c.Config, &plugin) // for the text alone
+	return types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("network %q asks the daemon that runs its plugins", c.Network),
+		fmt.Sprintf("the plugin %q is the daemon's own shim; networks that the daemon attaches need other plugins", plugin.Type))
 }
 
 // within returns the paths that are one of the directories or below one. It goes by the

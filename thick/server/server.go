@@ -27,6 +27,7 @@ type Server struct {
 	gate     *gate
 	bytes    budget
 	files    files
+	holds    holds
 	running  running
 	conns    chan struct{}           // a token for each connection
 	alive    context.Context         // ends when a Shutdown gives up
@@ -58,15 +59,16 @@ func New(b Backend, o Options) (*Server, error) {
 	if o.ReadinessFile != "" && !filepath.IsAbs(o.ReadinessFile) {
 		return nil, fmt.Errorf("server: readiness file %q is not an absolute path", o.ReadinessFile)
 	}
-	s.gate = newGate(s.limits.Concurrent, s.limits.Queued, s.draining)
-	s.bytes.left = s.limits.Requests
-	s.conns = make(chan struct{}, 2*s.limits.Concurrent+s.limits.Queued+extra)
+	s.gate = newGate(s.limits, s.draining)
+	s.bytes.pool = newPool(s.limits.Requests)
+	s.conns = make(chan struct{}, s.limits.connections()+extra)
 	s.alive, s.abort = context.WithCancelCause(context.Background())
 	s.http = &http.Server{
 		Handler:        s,
 		ReadTimeout:    s.limits.Transfer, // until a call has been read
 		MaxHeaderBytes: maxHeader,
 		ErrorLog:       slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn),
+		ConnContext:    withPeer,
 		ConnState: func(_ net.Conn, state http.ConnState) {
 			if state == http.StateClosed {
 				<-s.conns
@@ -94,6 +96,11 @@ const (
 // other than root and Options.UID are disconnected; so are all clients of a listener that
 // knows no credentials. Connections beyond those that the limits need wait in the
 // kernel.
+//
+// A plugin that the Backend has started must not ask for its own container: the call would wait
+// for itself. It is refused with code 7, "invalid network config", but for DEL, which has
+// nothing to detach. Any other program that this process has started may call, unless a call
+// for the same container is under way.
 func (s *Server) Serve(l net.Listener) error {
 	return s.http.Serve(&guarded{Listener: l, server: s, closed: make(chan struct{})})
 }
@@ -176,3 +183,21 @@ func (g *guarded) Close() error {
 
 // peer is the process that made a connection.
 type peer struct{ uid, pid int }
+
+// peerKey is that of a context's peer.
+type peerKey struct{}
+
+func withPeer(ctx context.Context, conn net.Conn) context.Context {
+	who, err := peerOf(conn)
+	if err != nil {
+		return ctx // of a listener of the program's own
+	}
+	return context.WithValue(ctx, peerKey{}, who)
+}
+
+// isPlugins reports whether the client of a request is a plugin that this process runs, or was
+// started by one.
+func isPlugins(ctx context.Context) bool {
+	who, known := ctx.Value(peerKey{}).(peer)
+	return known && isDescendant(who.pid)
+}

@@ -85,9 +85,11 @@ func serve(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	if err := cleanUp(ctx, rt, s, o.queue); err != nil {
-		return errors.Join(err, l.Close())
-	}
+	go func() { // a DEL that hangs must not keep the node from working
+		if err := cleanUp(ctx, rt, s, o.queue); err != nil {
+			slog.Error("clean up", "error", err)
+		}
+	}()
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	slog.Info("serving", "socket", o.socket)

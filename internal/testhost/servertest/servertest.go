@@ -129,10 +129,12 @@ func (l *Ledger) Keep(verb string, r *server.Request) error {
 }
 
 // Attachments implements server.Ledger.
-func (l *Ledger) Attachments(context.Context) ([]server.Attachment, error) {
+func (l *Ledger) Attachments(_ context.Context, ids ...string) ([]server.Attachment, error) {
 	l.state.Lock()
 	defer l.state.Unlock()
-	return slices.Clone(l.Attached), l.Failing
+	return slices.DeleteFunc(slices.Clone(l.Attached), func(a server.Attachment) bool {
+		return len(ids) > 0 && !slices.Contains(ids, a.ContainerID)
+	}), l.Failing
 }
 
 // Addressed returns a result of an interface with an address.

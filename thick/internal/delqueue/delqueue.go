@@ -38,6 +38,8 @@ var (
 	ErrBad = errors.New("damaged DEL in the queue")
 	// ErrNewer: a later version has written the entry. It is left alone.
 	ErrNewer = errors.New("DEL in the queue of a newer version")
+	// ErrUnread: some files could not be read, or are not entries. The queue as a whole could.
+	ErrUnread = errors.New("DELs in the queue could not be read")
 )
 
 // Limits of a queue. A node has some hundred containers, each with a few interfaces, and
@@ -187,9 +189,9 @@ func (q *Queue) remove(file string) error {
 
 // List returns the entries in the order in which they were asked for, those of earlier
 // boots first. Files that were left half-written a minute ago or longer are deleted. A damaged
-// entry is set aside under another name, once; a newer version's is left alone. The error
-// lists both, ErrBad and ErrNewer, and other files that could not be read; the entries are
-// valid nevertheless.
+// entry is set aside under another name, once; a newer version's, and one that cannot be read,
+// is left alone. An error that is ErrUnread lists all of these; the entries are valid
+// nevertheless.
 func (q *Queue) List() ([]*Entry, error) {
 	err := private(q.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -222,7 +224,10 @@ func (q *Queue) List() ([]*Entry, error) {
 	now, err := Now()
 	errs = append(errs, err)
 	slices.SortStableFunc(all, func(a, b *Entry) int { return a.At.order(b.At, now.Boot) })
-	return all, joined.Errors(errs...)
+	if err := joined.Errors(errs...); err != nil {
+		return all, fmt.Errorf("%w: %w", ErrUnread, err)
+	}
+	return all, nil
 }
 
 // removeStale deletes a half-written file unless its writer may live: one that lost it would
