@@ -133,7 +133,8 @@ func (l *life) prepare() {
 	if _, err := os.Stat(filepath.Join("testdata", folder)); err == nil && isList(path) { // of more plugins
 		expect.NoError(l.t, os.CopyFS(filepath.Join(dir, folder), os.DirFS(filepath.Join("testdata", folder))))
 	}
-	l.ours, l.theirs = ours(l.h, path), theirs(l.h, path)
+	l.ours = ours(l.h, path)
+	l.theirs = theirs(l.h, dir, l.ours.name)
 	l.version, l.plugins = versionOf(l.t, config), pluginsOf(l.t, path, config)
 	l.types = typesIn(l.t, l.plugins)
 	l.h.Plugin(scripted.Script{}, l.types...)
