@@ -4,6 +4,7 @@ package conflists
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -65,7 +66,7 @@ func (m *matrix) run(t *testing.T, s source) {
 	kept := container{"kept-1", h.Container("kept"), 8080}
 	stale := container{"stale-2", h.Container("stale"), 8081}
 	for _, column := range columns(s, versionOf(t, s.config(t))) {
-		l := &life{t: t, h: h, source: s, column: column, cell: &cell{}}
+		l := &life{t: t, h: h, source: s, column: column, cell: &cell{}, results: map[string]any{}}
 		l.prepare()
 		l.run(kept, stale)
 		m.add(s.file, column, l.cell)
@@ -87,6 +88,7 @@ type life struct {
 	plugins      []json.RawMessage // of the list, as they are written
 	types        []string          // of executables
 	ours, theirs library
+	results      map[string]any // of the ADD of each container, in the configuration's version
 	step         step
 }
 
@@ -168,7 +170,7 @@ func typeOf(t *testing.T, plugin json.RawMessage) string {
 // both has each library make a call, and compares the calls of plugins.
 func (l *life) both(verb string, call func(library) error) {
 	l.t.Helper()
-	l.step = step{verb: verb, version: l.version, rollback: l.step.rollback}
+	l.step = step{verb: verb, version: l.version, results: l.results}
 	err := call(l.ours)
 	got := l.h.TakeCalls()
 	want := call(l.theirs)
@@ -188,6 +190,8 @@ func (l *life) add(c container) {
 	want := expect.Value(results[1].GetAsVersion(results[0].CNIVersion))(l.t)
 	expect.Same(l.t, "result", encoded(l.t, results[0]), encoded(l.t, want))
 	l.sameCache(c)
+	stated := expect.Value(results[1].GetAsVersion(cmp.Or(l.version, "0.1.0")))(l.t)
+	l.results[c.id] = decoded(l.t, []byte(encoded(l.t, stated)))
 }
 
 // failedAdd has the last plugin fail. A caller of libcni then calls for a DEL.
@@ -202,10 +206,21 @@ func (l *life) failedAdd(c container) {
 	expect.Says(l.t, "error", err, "boom")
 	expect.Says(l.t, "libcni's error", want, "boom")
 	expect.NoError(l.t, l.theirs.del(c))
-	l.step = step{verb: "DEL", version: l.version, rollback: true}
-	l.compare(got, l.h.TakeCalls())
-	l.step.rollback = false
+	calls := l.h.TakeCalls()
+	l.step = step{verb: "DEL", version: l.version, rollback: true, results: map[string]any{c.id: l.before(calls)}}
+	l.compare(got, calls)
 	l.sameCache(c)
+}
+
+// before returns the result of the plugins before the last one, which that one was given.
+func (l *life) before(calls []scripted.Call) any {
+	last := typeOf(l.t, l.plugins[len(l.plugins)-1])
+	for _, call := range calls {
+		if call.Verb == "ADD" && filepath.Base(call.Executable) == last {
+			return decoded(l.t, []byte(call.Exact))["prevResult"]
+		}
+	}
+	return nil
 }
 
 // sameCache compares what both have in libcni's cache of a container.
