@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	if addrs := os.Getenv(serveVariable); addrs != "" {
 		serveAll(strings.Fields(addrs))
 	}
-	os.Exit(cnitest.Main(m))
+	os.Exit(cnitest.Main(m, cnitest.BuildReferencePlugins()))
 }
 
 // serveAll answers at each address, and does not return.

@@ -42,9 +42,10 @@ type client struct {
 
 // newClient makes the host. Like one with Docker it forwards nothing by itself; the client's
 // chain accepts what comes for its jobs.
-func newClient(t *testing.T, more string) *client {
+func newClient(t *testing.T, more string, opts ...cnitest.HostOption) *client {
 	t.Helper()
-	c := &client{cnitest.Host(t, cnitest.WithoutAudit()), t, fmt.Sprintf(nomads, more), cnitest.Container(t)}
+	host := cnitest.Host(t, append(opts, cnitest.WithoutAudit())...)
+	c := &client{host, t, fmt.Sprintf(nomads, more), cnitest.Container(t)}
 	expect.NoError(t, c.Do(c.cable))
 	expect.NoError(t, netns.Do(c.outside, func() error { return up("peer0", "192.0.2.2/24") }))
 	c.iptables("-P FORWARD DROP")
@@ -147,9 +148,13 @@ func (c *client) left(before []string) string {
 
 // TestNomadsBridge: a job in the bridge network of a Nomad client is reached at its port, and
 // reaches others; what the administrator's chain drops is dropped, before and after the client
-// and the job have ended and begun again.
+// and the job have ended and begun again. That holds with built-in plugins and with executables.
 func TestNomadsBridge(t *testing.T) {
-	c := newClient(t, "")
+	t.Run("built in", func(t *testing.T) { testNomadsBridge(t, newClient(t, "")) })
+	t.Run("executables", func(t *testing.T) { testNomadsBridge(t, newClient(t, "", cnitest.WithReferencePlugins())) })
+}
+
+func testNomadsBridge(t *testing.T, c *client) {
 	serveAt(t, c.outside, 7000, 7001)
 	c.iptables("-I NOMAD-ADMIN -s 10.72.64.0/20 -p tcp --dport 7001 -j DROP")
 	c.iptables("-I NOMAD-ADMIN -d 10.72.64.0/20 -p tcp --dport 81 -j DROP")

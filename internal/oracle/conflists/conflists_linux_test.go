@@ -4,15 +4,14 @@ package conflists
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -65,7 +64,7 @@ func (m *matrix) run(t *testing.T, s source) {
 	kept := container{"kept-1", h.Container("kept"), 8080}
 	stale := container{"stale-2", h.Container("stale"), 8081}
 	for _, column := range columns(s, versionOf(t, s.config(t))) {
-		l := &life{t: t, h: h, source: s, column: column, cell: &cell{}}
+		l := &life{t: t, h: h, source: s, column: column, cell: &cell{}, results: map[string]any{}}
 		l.prepare()
 		l.run(kept, stale)
 		m.add(s.file, column, l.cell)
@@ -87,6 +86,7 @@ type life struct {
 	plugins      []json.RawMessage // of the list, as they are written
 	types        []string          // of executables
 	ours, theirs library
+	results      map[string]any // of the ADD of each container, in the configuration's version
 	step         step
 }
 
@@ -133,7 +133,8 @@ func (l *life) prepare() {
 	if _, err := os.Stat(filepath.Join("testdata", folder)); err == nil && isList(path) { // of more plugins
 		expect.NoError(l.t, os.CopyFS(filepath.Join(dir, folder), os.DirFS(filepath.Join("testdata", folder))))
 	}
-	l.ours, l.theirs = ours(l.h, path), theirs(l.h, path)
+	l.ours = ours(l.h, path)
+	l.theirs = theirs(l.h, dir, l.ours.name)
 	l.version, l.plugins = versionOf(l.t, config), pluginsOf(l.t, path, config)
 	l.types = typesIn(l.t, l.plugins)
 	l.h.Plugin(scripted.Script{}, l.types...)
@@ -167,7 +168,7 @@ func typeOf(t *testing.T, plugin json.RawMessage) string {
 // both has each library make a call, and compares the calls of plugins.
 func (l *life) both(verb string, call func(library) error) {
 	l.t.Helper()
-	l.step = step{verb: verb, version: l.version, rollback: l.step.rollback}
+	l.step = step{verb: verb, version: l.version, results: l.results}
 	err := call(l.ours)
 	got := l.h.TakeCalls()
 	want := call(l.theirs)
@@ -187,6 +188,8 @@ func (l *life) add(c container) {
 	want := expect.Value(results[1].GetAsVersion(results[0].CNIVersion))(l.t)
 	expect.Same(l.t, "result", encoded(l.t, results[0]), encoded(l.t, want))
 	l.sameCache(c)
+	stated := expect.Value(results[1].GetAsVersion(cmp.Or(l.version, "0.1.0")))(l.t)
+	l.results[c.id] = decoded(l.t, []byte(encoded(l.t, stated)))
 }
 
 // failedAdd has the last plugin fail. A caller of libcni then calls for a DEL.
@@ -201,10 +204,21 @@ func (l *life) failedAdd(c container) {
 	expect.Says(l.t, "error", err, "boom")
 	expect.Says(l.t, "libcni's error", want, "boom")
 	expect.NoError(l.t, l.theirs.del(c))
-	l.step = step{verb: "DEL", version: l.version, rollback: true}
-	l.compare(got, l.h.TakeCalls())
-	l.step.rollback = false
+	calls := l.h.TakeCalls()
+	l.step = step{verb: "DEL", version: l.version, rollback: true, results: map[string]any{c.id: l.before(calls)}}
+	l.compare(got, calls)
 	l.sameCache(c)
+}
+
+// before returns the result of the plugins before the last one, which that one was given.
+func (l *life) before(calls []scripted.Call) any {
+	last := typeOf(l.t, l.plugins[len(l.plugins)-1])
+	for _, call := range calls {
+		if call.Verb == "ADD" && filepath.Base(call.Executable) == last {
+			return decoded(l.t, []byte(call.Exact))["prevResult"]
+		}
+	}
+	return nil
 }
 
 // sameCache compares what both have in libcni's cache of a container.
@@ -304,78 +318,4 @@ func decoded(t *testing.T, data []byte) (object map[string]any) {
 func encoded(t *testing.T, value any) string {
 	t.Helper()
 	return string(expect.Value(json.Marshal(value))(t))
-}
-
-// cell is what was compared of a configuration in one column.
-type cell struct {
-	calls   int
-	differs map[string]int
-}
-
-func (c *cell) differ(name string) {
-	if c.differs == nil {
-		c.differs = map[string]int{}
-	}
-	c.differs[name]++
-}
-
-// matrix has the cells by file and column.
-type matrix struct {
-	mu      sync.Mutex
-	cells   map[string]map[string]*cell
-	differs map[string]int
-}
-
-func (m *matrix) add(file, column string, c *cell) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.cells[file] == nil {
-		m.cells[file] = map[string]*cell{}
-	}
-	m.cells[file][column] = c
-	if m.differs == nil {
-		m.differs = map[string]int{}
-	}
-	for name, n := range c.differs {
-		m.differs[name] += n
-	}
-}
-
-// String lists for each configuration how many calls were compared, in each column, and
-// which of the listed differences they had beyond the first three.
-func (m *matrix) String() string {
-	var b strings.Builder
-	all := columns(source{}, "")
-	fmt.Fprintf(&b, "%-30s", "calls compared with libcni's")
-	for _, column := range all {
-		fmt.Fprintf(&b, " %10s", strings.TrimPrefix(column, "1.1.0, answered "))
-	}
-	total := 0
-	for _, file := range slices.Sorted(maps.Keys(m.cells)) {
-		fmt.Fprintf(&b, "\n%-30s", file)
-		also := map[string]bool{}
-		for _, column := range all {
-			c := m.cells[file][column]
-			if c == nil {
-				fmt.Fprintf(&b, " %10s", "-")
-				continue
-			}
-			fmt.Fprintf(&b, " %10d", c.calls)
-			total += c.calls
-			for name := range c.differs {
-				also[name] = true
-			}
-		}
-		for _, d := range differences[:3] {
-			delete(also, d.name)
-		}
-		if len(also) > 0 {
-			b.WriteString("  " + strings.Join(slices.Sorted(maps.Keys(also)), ", "))
-		}
-	}
-	fmt.Fprintf(&b, "\n%d calls. Listed differences, in how many of them:", total)
-	for _, d := range differences {
-		fmt.Fprintf(&b, "\n%6d  %s: %s", m.differs[d.name], d.name, d.why)
-	}
-	return b.String()
 }

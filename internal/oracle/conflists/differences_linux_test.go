@@ -14,8 +14,22 @@ import (
 // step is a call of both libraries.
 type step struct {
 	verb     string
-	version  string // of the configuration
-	rollback bool   // after a failed ADD
+	version  string         // of the configuration
+	rollback bool           // after a failed ADD
+	results  map[string]any // of the ADD of each container
+}
+
+// isResult reports whether a value in a container's request is the result of its ADD.
+func (s step) isResult(r *request) func(any) bool {
+	return func(value any) bool {
+		known := asKnown(value)
+		for id, result := range s.results {
+			if slices.Contains(r.Protocol, "CNI_CONTAINERID="+id) {
+				return known != nil && reflect.DeepEqual(known, result)
+			}
+		}
+		return false
+	}
 }
 
 // request is a call of a plugin, in parts that can be compared.
@@ -72,11 +86,11 @@ var differences = []difference{
 		}},
 	{name: "DEL before 0.4.0", why: "a DEL of these versions gets the result too, as one of later versions: more can be undone",
 		even: func(s step, ours, theirs *request) bool {
-			return s.verb == "DEL" && s.version < "0.4.0" && drop("prevResult", theirs, ours, anything)
+			return s.verb == "DEL" && s.version < "0.4.0" && drop("prevResult", theirs, ours, s.isResult(ours))
 		}},
 	{name: "DEL of a failed ADD", why: "gets the result of the last plugin that succeeded; libcni's caller has none to give",
 		even: func(s step, ours, theirs *request) bool {
-			return s.rollback && s.verb == "DEL" && drop("prevResult", theirs, ours, anything)
+			return s.rollback && s.verb == "DEL" && drop("prevResult", theirs, ours, s.isResult(ours))
 		}},
 	{name: "result as printed", why: "CHECK and DEL get a result of the configuration's version as the plugin has printed it, with all its keys; " +
 		"libcni hands the fields on that it knows, an empty dns too",

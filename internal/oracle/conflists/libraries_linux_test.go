@@ -130,18 +130,11 @@ func ours(h *testhost.Host, path string) library {
 	}
 }
 
-// theirs is libcni, as its users call it.
-func theirs(h *testhost.Host, path string) library {
+// theirs is libcni, as its users call it, with the network of a name in a directory.
+func theirs(h *testhost.Host, dir, name string) library {
 	h.T.Helper()
-	list, err := libcni.ConfListFromFile(path)
-	if !isList(path) {
-		var conf *libcni.NetworkConfig
-		if conf, err = libcni.ConfFromFile(path); err == nil {
-			list, err = libcni.ConfListFromConf(conf)
-		}
-	}
-	expect.NoError(h.T, err)
-	l := library{cache: filepath.Join(filepath.Dir(path), "libcni"), name: list.Name}
+	list := expect.Value(libcni.LoadNetworkConf(dir, name))(h.T)
+	l := library{cache: filepath.Join(dir, "libcni"), name: name}
 	c := libcni.NewCNIConfigWithCacheDir(pluginDirs(h), l.cache, nil)
 	ctx := context.Background()
 	conf := func(c container) *libcni.RuntimeConf {
