@@ -36,7 +36,7 @@ ELSEWHERE  := windows darwin
 # imports, those whose tests need no later version of CNI's or OpenTelemetry's module require
 # the root's versions, so that the library is compiled and checked once for all of them.
 MODULES    ?= . internal/oracle thick/multus bench thick/metrics thick/kube gocni examples/faas cmd/embedcni
-REQUIRING  := internal/refplugins/mains internal/lint internal/deb
+REQUIRING  := internal/refplugins/mains internal/refplugins/mains/flannel internal/lint internal/deb
 # What the race detector sees: each package of the library under its own tests and those
 # of behaviour. These run the library's programs from outside, or compare it with others;
 # without the detector they start thousands of processes in a fifth of the time, and no

@@ -142,6 +142,18 @@ func (h *host) inProcess(backend string) settings {
 	return settings{StateDir: h.path("state"), HostNetNS: h.netns("host"), BuiltIn: true, Confs: [][]byte{[]byte(conf)}}
 }
 
+// overFlannel returns the settings of inProcess with flannel, whose delegate is the bridge.
+func (h *host) overFlannel() settings {
+	h.t.Helper()
+	lease := h.path("subnet.env")
+	expect.NoError(h.t, os.WriteFile(lease, []byte("FLANNEL_NETWORK=10.64.0.0/10\nFLANNEL_SUBNET=10.70.0.1/16\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n"), 0o644))
+	s := h.inProcess("")
+	bridge := regexp.MustCompile(`(?s)\{"type": "bridge".*?\]\]\}\}`)
+	s.Confs[0] = bridge.ReplaceAll(s.Confs[0], fmt.Appendf(nil, `{"type": "flannel", "subnetFile": %q, "dataDir": %q, "ipam": {"dataDir": %[3]q},
+		"delegate": {"bridge": "br0", "isDefaultGateway": true}}`, lease, h.path("ipam", "flannel"), h.path("ipam")))
+	return s
+}
+
 func (h *host) settings(networks int) settings {
 	s := settings{StateDir: h.path("state"), HostNetNS: h.netns("host"), PluginDirs: []string{h.path("bin")}}
 	for n := range networks {

@@ -174,6 +174,8 @@ func (g *collection) collectByPlugins(ctx context.Context) (err error) {
 		if n.Config.Name == "" {
 			continue // no container can be attached to it
 		}
+		kept, err := valid.ForeignKept(n.Config)
+		g.report.Left, errs = append(g.report.Left, kept...), append(errs, err)
 		reserved, left, err := g.reservations(n)
 		if left != "" {
 			g.report.Left = append(g.report.Left, left)
@@ -337,9 +339,17 @@ func (g *collection) releasesByItself(n *Network) bool {
 		p, err := g.eng.RunnerOf(n).Find(typ)
 		return err == nil && p.Kind == runner.BuiltIn
 	}
-	return about(g.eng, n, nil).chain().CanGC() && slices.ContainsFunc(n.Config.Plugins, func(p *libcni.PluginConfig) bool {
-		return p.Network.IPAM.Type == conflist.HostLocal && !(builtIn(p.Network.Type) && builtIn(conflist.HostLocal))
-	})
+	if !about(g.eng, n, nil).chain().CanGC() {
+		return false
+	}
+	resolved, _ := conflist.Resolve(n.Config, "")
+	for i, p := range resolved.Plugins {
+		own := builtIn(n.Config.Plugins[i].Network.Type) && builtIn(p.Network.Type) && builtIn(conflist.HostLocal)
+		if p.Network.IPAM.Type == conflist.HostLocal && !own {
+			return true
+		}
+	}
+	return false
 }
 
 func (g *collection) list() (err error) {

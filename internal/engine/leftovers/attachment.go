@@ -19,7 +19,8 @@ import (
 type Attachment struct {
 	Params   chain.Attachment          // of its plugins
 	Recorded bool                      // the entry is whole, so that Params are those of the ADD
-	List     *libcni.NetworkConfigList // the configuration of the network
+	List     *libcni.NetworkConfigList // the configuration of the network, with delegates in the place of flannel
+	Kept     []string                  // the files that flannel keeps
 	Result   json.RawMessage           // of the last plugin that answered; nil if none did
 
 	// PrevResult was given to the first plugin. Its interfaces are others'.
@@ -130,6 +131,9 @@ func (k Kernel) isOver() bool { return k.Rebooted || k.HostGone }
 func (a *Attachment) Covers(typ string) bool {
 	if a.Ran.IsCallers(typ) {
 		return false
+	}
+	if typ == conflist.Flannel && !a.Has(typ) {
+		return a.Covers(a.first()) // its delegate, and the file is found
 	}
 	t := conflist.Known(typ)
 	if t.Borrows {
