@@ -14,6 +14,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 )
@@ -115,9 +116,7 @@ func TestKubeFlannelsConflistRunsUnmodified(t *testing.T) {
 	_, err := r.Setup(t.Context(), "c1", path)
 	expect.Says(t, "without a lease", err, "flanneld has not written its lease yet: open /run/flannel/subnet.env: no such file or directory")
 	expect.Same(t, "files after it", files(), before)
-	reasons := r.Ready(t.Context())
-	expect.Is(t, reasons, cni.ErrPluginNotReady)
-	expect.Says(t, "ready", reasons, "flanneld has not written its lease yet")
+	expect.Says(t, "ready", r.Ready(t.Context()), "flanneld has not written its lease yet: open /run/flannel/subnet.env: no such file or directory (code 50)")
 
 	n.lease(lease)
 	expect.NoError(t, r.Ready(t.Context()))
@@ -248,7 +247,7 @@ func TestFlannelDelegatesToAnExecutable(t *testing.T) {
 	expect.NoError(t, os.MkdirAll(s.Path("ipam"), 0o755))
 	h.lease(lease)
 	s.Network("net", "1.0.0", "vendor")
-	conf := h.conf("1.0.0", fmt.Sprintf(`, "delegate": {"type": "vendor", "script": %s}`, s.ScriptOf("vendor")))
+	conf := h.conf("1.0.0", fmt.Sprintf(`, "delegate": {"type": "vendor", "script": %q}`, s.Path("script-vendor")))
 	r := s.Runtime(cni.WithBuiltinPlugins(), cni.WithConfListBytes(conf))
 	s.On("vendor", "DEL", testhost.Says(11, "not now"))
 	testhost.MustSetUp(t, r, "c1", s.Container("c1"))
@@ -261,22 +260,51 @@ func TestFlannelDelegatesToAnExecutable(t *testing.T) {
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 	expect.Same(t, "the file", expect.Exists(t, h.kept("c1")), false)
 	expect.Same(t, "calls", s.Took(), []string{"ADD vendor c1/eth0", "DEL vendor c1/eth0", "DEL vendor c1/eth0"})
+
+	// A torn file names no delegate, so that only CleanUp can give it up.
+	testhost.MustSetUp(t, r, "c1", s.Path("netns", "c1"))
+	expect.NoError(t, os.Truncate(h.kept("c1"), 0))
+	expect.Says(t, "Remove", r.Remove(t.Context(), "c1", ""), h.kept("c1")+": it has no configuration of a plugin")
+	found := expect.Value(r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "pods", IfName: "eth0"}))(t)
+	expect.Same(t, "it has found the file", slices.Contains(found, "configuration of flannel's delegate in "+h.kept("c1")), true)
+	expect.Same(t, "the file", expect.Exists(t, h.kept("c1")), false)
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 }
 
-// TestFlannelOverTheReferenceBridge: built-in flannel, executables for the rest. Health
-// follows the delegate, and Remove leaves nothing.
+// TestFlannelOverTheReferenceBridge: executables do the work, flannel among them or not.
+// Health and Repair follow the delegate, and Remove leaves nothing, also with built-in plugins
+// in place of executables that are gone.
 func TestFlannelOverTheReferenceBridge(t *testing.T) {
-	n := newNode(t)
-	r := n.Real(cni.WithConfListBytes(n.conf("1.0.0", `, "delegate": {"bridge": "br7"}`)))
-	before, path := n.Audit(), n.Container("c1")
-	testhost.MustSetUp(t, r, "c1", path)
-	expect.Same(t, "plugins", expect.Value(r.Attachments("c1"))(t)[0].Plugins, map[string]string{"flannel": "built in", "bridge": "executable"})
-	v := n.verdict(r, "c1")
-	expect.Same(t, "health", fmt.Sprint(v.State, differences(v)), fmt.Sprint(cni.StateHealthy, []string(nil)))
-	expect.NoError(t, r.Check(t.Context(), "c1", path))
-	expect.NoError(t, netlink.LinkSetDown(n.Link("", "br7")))
-	v = n.verdict(r, "c1")
-	expect.Same(t, "a bridge that is down", differences(v), []string{"bridge bridge"})
-	expect.NoError(t, expect.Reported(r.Repair(t.Context(), "c1", cni.RepairOptions{})), r.Remove(t.Context(), "c1", path))
-	n.WantClean(before)
+	for _, executable := range []bool{false, true} {
+		for _, uninstalled := range []bool{false, true} {
+			t.Run(fmt.Sprintf("executable %t uninstalled %t", executable, uninstalled), func(t *testing.T) {
+				n := newNode(t)
+				dir, real := n.Path("bin"), testhost.ReferencePlugins(t)
+				expect.NoError(t, os.Mkdir(dir, 0o755), os.Symlink(filepath.Join(real, "bridge"), filepath.Join(dir, "bridge")),
+					os.Symlink(filepath.Join(real, "host-local"), filepath.Join(dir, "host-local")))
+				want := map[string]string{"flannel": "built in", "bridge": "executable"}
+				if executable {
+					expect.NoError(t, os.Symlink(refplugins.Flannel(), filepath.Join(dir, "flannel")))
+					want = map[string]string{"flannel": "executable"}
+				}
+				r := n.Runtime(cni.WithConfListBytes(n.conf("0.4.0", `, "delegate": {"bridge": "br7"}`)))
+				before, path := n.Audit(), n.Container("c1")
+				testhost.MustSetUp(t, r, "c1", path)
+				expect.Same(t, "plugins", expect.Value(r.Attachments("c1"))(t)[0].Plugins, want)
+				v := n.verdict(r, "c1")
+				expect.Same(t, "health", fmt.Sprint(v.State, differences(v), v.Reason), fmt.Sprint(cni.StateHealthy, []string(nil), error(nil)))
+				expect.NoError(t, r.Check(t.Context(), "c1", path), netlink.LinkDel(n.Link("", "br7")))
+				v = n.verdict(r, "c1")
+				expect.Same(t, "a missing bridge", slices.Contains(differences(v), "bridge bridge"), true)
+				expect.NoError(t, expect.Reported(r.Repair(t.Context(), "c1", cni.RepairOptions{})))
+				v = n.verdict(r, "c1")
+				expect.Same(t, "health after the repair", fmt.Sprint(v.State, differences(v)), fmt.Sprint(cni.StateHealthy, []string(nil)))
+				if uninstalled {
+					expect.NoError(t, os.RemoveAll(dir))
+				}
+				expect.NoError(t, r.Remove(t.Context(), "c1", path))
+				n.WantClean(before)
+			})
+		}
+	}
 }

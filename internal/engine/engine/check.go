@@ -274,7 +274,7 @@ func (q checking) excuse(ctx context.Context, call chain.Call) (e contract.Excus
 		}
 	}
 	r := q.a.runner()
-	if its, of, ok, err := r.Delegated(ctx, call, v); ok && err == nil {
+	if its, of, ok, err := r.Delegated(call); ok && err == nil {
 		call, ipam = its, of // whose CHECK it was
 	}
 	if part := q.a.compare(ctx, v); !part.isWhole() || !part.covers(call.Plugin, ipam) {

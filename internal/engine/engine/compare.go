@@ -75,7 +75,7 @@ func (c *comparing) run(ctx context.Context) (*comparison, error) {
 	calls := c.chain.CheckCalls(c.params, c.result)
 	for i, plugin := range c.chain.List.Plugins {
 		call, unknown := calls(i)
-		parts, unknown := c.parts(ctx, plugin, call, unknown)
+		parts, unknown := c.parts(plugin, call, unknown)
 		for n, part := range parts {
 			p.asks[i] = p.asks[i] || gone == nil && !c.runner.Plugins.IsOurs(part.Plugin)
 			if !c.one(ctx, p, part, unknown) {
@@ -118,11 +118,11 @@ func isInterface(d contract.Difference, ifName string) bool {
 
 // parts returns the calls for CHECK of a plugin of the chain and of those to which it
 // delegates: of each its own part is compared.
-func (c *comparing) parts(ctx context.Context, plugin *libcni.PluginConfig, call chain.Call, unknown error) ([]chain.Call, error) {
+func (c *comparing) parts(plugin *libcni.PluginConfig, call chain.Call, unknown error) ([]chain.Call, error) {
 	call.Plugin = plugin.Network.Type
 	all, its, ipam := []chain.Call{call}, call, plugin.Network.IPAM.Type
 	if unknown == nil && c.chain.ListsInterfaces() {
-		delegate, of, ok, err := c.runner.Delegated(ctx, call, c.view)
+		delegate, of, ok, err := c.runner.Delegated(call)
 		if err != nil {
 			return all, err
 		}

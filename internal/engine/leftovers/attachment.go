@@ -148,6 +148,14 @@ func (a *Attachment) CoversIPAM(typ string) bool {
 	return conflist.Known(typ).IPAM && !a.Ran.IsCallers(typ)
 }
 
+// sweepsDelegates reports whether flannel's files need not stay for another DEL after one
+// that has failed: the sweep covers all that its delegates can leave.
+func (a *Attachment) sweepsDelegates() bool {
+	return a.Covers(conflist.Flannel) && !slices.ContainsFunc(a.List.Plugins, func(p *libcni.PluginConfig) bool {
+		return p.Network.IPAM.Type != "" && !a.CoversIPAM(p.Network.IPAM.Type)
+	})
+}
+
 // knowsInterface reports whether the interface ends with the attachment, or is one of
 // the host's that can be found.
 func (a *Attachment) knowsInterface() bool {

@@ -66,7 +66,10 @@ type Shaper struct {
 // Of derives the footprint of an attachment. A field that cannot be read may be set.
 func Of(a *Attachment) Footprint {
 	result := chain.Decode(a.Result)
-	f := Footprint{Owner: a.Owner(), Addresses: contract.AddressesOf(result), IPAMDirs: IPAMDirs(a.List), Kept: a.Kept}
+	f := Footprint{Owner: a.Owner(), Addresses: contract.AddressesOf(result), IPAMDirs: IPAMDirs(a.List)}
+	if a.sweepsDelegates() {
+		f.Kept = a.Kept
+	}
 	if a.Has(conflist.Firewall) && !a.Ran.IsCallers(conflist.Firewall) || len(a.List.Plugins) == 0 {
 		f.Subnets = netfilter.Subnets(contract.PrefixesOf(result))
 	}

@@ -83,7 +83,7 @@ type Comparer interface {
 // Delegator is a built-in plugin that has another plugin do its work, with a configuration
 // of its own. That plugin and its IPAM plugin are compared by themselves.
 type Delegator interface {
-	// Delegated returns the other plugin. The request is one of CHECK.
+	// Delegated returns the other plugin. The request is one of CHECK, or of an ADD to come.
 	Delegated(r *plugin.Request) (*libcni.PluginConfig, error)
 }
 

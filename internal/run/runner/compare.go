@@ -39,20 +39,23 @@ func (r *Runner) Compare(ctx context.Context, call chain.Call, v *contract.View)
 	return found, true, err
 }
 
-// Delegated returns the plugin to which the plugin of a call for CHECK delegates with another
-// configuration, as the call and its IPAM plugin. ok is false if it is no such plugin.
-func (r *Runner) Delegated(ctx context.Context, call chain.Call, v *contract.View) (its chain.Call, ipam string, ok bool, err error) {
+// Delegated returns the plugin to which the plugin of a call delegates with another
+// configuration, as a call, and the type of its IPAM plugin. ok is false if it is no such
+// plugin.
+func (r *Runner) Delegated(call chain.Call) (its chain.Call, ipam string, ok bool, err error) {
 	e, by := r.comparer(call)
 	d, ok := by.(contract.Delegator)
 	if !ok {
 		return its, "", false, nil
 	}
-	err = e.comparing(ctx, v, func(_ context.Context, request *plugin.Request, _ *contract.View) error {
-		p, err := d.Delegated(request)
-		if err == nil {
-			its, ipam = chain.Call{Verb: call.Verb, Plugin: p.Network.Type, Stdin: p.Bytes, Env: call.Env}, p.Network.IPAM.Type
-		}
-		return err
+	err = thread.Try(func() error {
+		return e.with(comparedItself, func(request *plugin.Request) error {
+			p, err := d.Delegated(request)
+			if err == nil {
+				its, ipam = chain.Call{Verb: call.Verb, Plugin: p.Network.Type, Stdin: p.Bytes, Env: call.Env}, p.Network.IPAM.Type
+			}
+			return err
+		})
 	})
 	return its, ipam, true, err
 }
