@@ -45,11 +45,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 	if err != nil {
 		return nil, err
 	}
-	l, err := readLease(f.SubnetFile)
-	if err != nil {
-		return nil, err
-	}
-	delegate, err := configure(f, l)
+	delegate, err := configure(f)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +73,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if kept == nil || err != nil {
 		return err
 	}
-	if err := ask(ctx, r, "DEL", kept, "prevResult"); err != nil {
+	if err := ask(ctx, r, "DEL", kept); err != nil {
 		return err
 	}
 	if err := os.Remove(f.File(r.ContainerID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -93,8 +89,8 @@ func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	for _, d := range moved {
-		return d.Err
+	if len(moved) > 0 {
+		return moved[0].Err
 	}
 	delegate, err := p.Delegated(r)
 	if err != nil {
@@ -109,11 +105,10 @@ func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	l, err := readLease(f.SubnetFile)
-	if err != nil {
+	if _, err := readLease(f.SubnetFile); err != nil {
 		return plugin.Errorf(notAvailable, "%w", err)
 	}
-	delegate, err := configure(f, l)
+	delegate, err := configure(f)
 	if err != nil {
 		return err
 	}
@@ -123,24 +118,6 @@ func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
 // notAvailable is the code with which STATUS says that an ADD would fail (CNI specification
 // 1.1.0, section 5).
 const notAvailable = 50
-
-// GC has the delegate collect its garbage, which needs no lease. A file in the directory may
-// be that of another program's container, and stays.
-func (Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
-	f, err := parse(r)
-	if err != nil {
-		return err
-	}
-	config, _, err := f.Delegated()
-	if err != nil {
-		return plugin.Errorf(types.ErrInvalidNetworkConfig, "%w", err)
-	}
-	delegate, err := conflist.Configured(config)
-	if err != nil {
-		return err
-	}
-	return ask(ctx, r, "GC", delegate, "cni.dev/valid-attachments", "cni.dev/attachments")
-}
 
 // Compare compares the lease with the container's addresses. The delegate's part is compared
 // by itself.
@@ -196,15 +173,12 @@ func (Plugin) Delegated(r *plugin.Request) (*libcni.PluginConfig, error) {
 	}
 	delegate, err := f.Kept(r.ContainerID)
 	if delegate == nil && err == nil {
-		var l *lease
-		if l, err = readLease(f.SubnetFile); err == nil {
-			delegate, err = configure(f, l)
-		}
+		delegate, err = configure(f)
 	}
 	if err != nil {
 		return nil, err
 	}
-	delegate.Bytes, err = with(r, delegate.Bytes, "prevResult")
+	delegate.Bytes, err = withPrevious(r, delegate.Bytes)
 	return delegate, err
 }
 
@@ -217,7 +191,11 @@ func parse(r *plugin.Request) (*conflist.FlannelConf, error) {
 }
 
 // configure returns the configuration of the delegate for an ADD.
-func configure(f *conflist.FlannelConf, l *lease) (*libcni.PluginConfig, error) {
+func configure(f *conflist.FlannelConf) (*libcni.PluginConfig, error) {
+	l, err := readLease(f.SubnetFile)
+	if err != nil {
+		return nil, err
+	}
 	config, ipam, err := f.Delegated()
 	if err != nil {
 		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "%w", err)
@@ -299,9 +277,9 @@ func keep(path string, config []byte) (synced <-chan error, err error) {
 	return done, nil
 }
 
-// ask asks the delegate, with members of the request's own configuration.
-func ask(ctx context.Context, r *plugin.Request, verb string, delegate *libcni.PluginConfig, members ...string) error {
-	config, err := with(r, delegate.Bytes, members...)
+// ask asks the delegate for a verb that has no result.
+func ask(ctx context.Context, r *plugin.Request, verb string, delegate *libcni.PluginConfig) error {
+	config, err := withPrevious(r, delegate.Bytes)
 	if err != nil {
 		return err
 	}
@@ -311,16 +289,14 @@ func ask(ctx context.Context, r *plugin.Request, verb string, delegate *libcni.P
 	return nil
 }
 
-// with returns a configuration with members of the request's own, as far as that has them.
-func with(r *plugin.Request, config json.RawMessage, members ...string) (json.RawMessage, error) {
+// withPrevious returns a configuration of the delegate with the result in the request's own.
+func withPrevious(r *plugin.Request, config json.RawMessage) (json.RawMessage, error) {
 	var from, to map[string]json.RawMessage
 	if err := joined.Errors(json.Unmarshal(r.Config, &from), json.Unmarshal(config, &to)); err != nil {
 		return nil, plugin.Errorf(types.ErrDecodingFailure, "%w", err)
 	}
-	for _, name := range members {
-		if value, ok := from[name]; ok {
-			to[name] = value
-		}
+	if previous, ok := from["prevResult"]; ok {
+		to["prevResult"] = previous
 	}
 	return json.Marshal(to)
 }
