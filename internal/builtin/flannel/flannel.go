@@ -24,6 +24,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
@@ -37,10 +38,12 @@ import (
 )
 
 // Plugin is the plugin.
-type Plugin struct{}
+type Plugin struct {
+	writing sync.Mutex // a file: the networks of a container are added in parallel
+}
 
 // Add has the delegate attach the container. Its configuration is kept before it runs.
-func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	f, err := parse(r)
 	if err != nil {
 		return nil, err
@@ -49,7 +52,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 	if err != nil {
 		return nil, err
 	}
-	synced, err := keep(f.File(r.ContainerID), delegate.Bytes)
+	synced, err := p.keep(f.File(r.ContainerID), delegate.Bytes)
 	if err != nil {
 		return nil, fmt.Errorf("keep the configuration for the DEL: %w", err)
 	}
@@ -64,7 +67,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 }
 
 // Del has the delegate detach the container, if an ADD has kept its configuration.
-func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
+func (*Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	f, err := parse(r)
 	if err != nil {
 		return err
@@ -84,7 +87,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 }
 
 // Check compares the lease, and asks the delegate.
-func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
+func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	moved, err := p.Compare(ctx, r, nil)
 	if err != nil {
 		return err
@@ -100,7 +103,7 @@ func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 }
 
 // Status returns an error with the code 50 if there is no lease yet, and asks the delegate.
-func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
+func (*Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	f, err := parse(r)
 	if err != nil {
 		return err
@@ -121,7 +124,7 @@ const notAvailable = 50
 
 // Compare compares the lease with the container's addresses. The delegate's part is compared
 // by itself.
-func (Plugin) Compare(_ context.Context, r *plugin.Request, _ *contract.View) (all []contract.Difference, err error) {
+func (*Plugin) Compare(_ context.Context, r *plugin.Request, _ *contract.View) (all []contract.Difference, err error) {
 	f, err := parse(r)
 	if err != nil || r.PrevResult == nil {
 		return nil, err
@@ -166,7 +169,7 @@ func moved(addr string, was *net.IPNet, now *lease, file string) contract.Differ
 
 // Delegated implements [contract.Delegator]. Without a kept configuration it is that of an
 // ADD now.
-func (Plugin) Delegated(r *plugin.Request) (*libcni.PluginConfig, error) {
+func (*Plugin) Delegated(r *plugin.Request) (*libcni.PluginConfig, error) {
 	f, err := parse(r)
 	if err != nil {
 		return nil, err
@@ -261,7 +264,9 @@ func containing(subnets []*net.IPNet, ip net.IP) *net.IPNet {
 
 // keep writes the file. synced gets the error of its way to the disk, which takes about as
 // long as the delegate.
-func keep(path string, config []byte) (synced <-chan error, err error) {
+func (p *Plugin) keep(path string, config []byte) (synced <-chan error, err error) {
+	p.writing.Lock()
+	defer p.writing.Unlock()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
 	}

@@ -80,7 +80,7 @@ func (n *node) ours(verb, members string) error {
 		address := net.IPNet{IP: net.IPv4(10, 244, 1, 2), Mask: net.CIDRMask(24, 32)}
 		return &types100.Result{CNIVersion: types100.ImplementedSpecVersion, IPs: []*types100.IPConfig{{Address: address}}}, n.err
 	}
-	_, err := runner.InProcess(n.t.Context(), Plugin{}, call, nil, delegate)
+	_, err := runner.InProcess(n.t.Context(), &Plugin{}, call, nil, delegate)
 	return err
 }
 

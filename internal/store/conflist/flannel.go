@@ -144,9 +144,6 @@ func (f *FlannelConf) delegate(containerID string) *libcni.PluginConfig {
 	if err != nil {
 		return nil
 	}
-	if _, ok := config["ipMasq"]; !ok {
-		config["ipMasq"] = "as the lease says" // no plugin reads that as true or false
-	}
 	p, err := Configured(config)
 	if err != nil {
 		return nil

@@ -24,7 +24,7 @@ func TestResolve(t *testing.T) {
 		expect.NoError(t, os.WriteFile(filepath.Join(dir, id), []byte(content), 0o600))
 	}
 	const (
-		plain   = `bridge host-local {"cniVersion":"1.0.0","ipMasq":"as the lease says","ipam":{"type":"host-local"},"isGateway":true,"name":"net","type":"bridge"}`
+		plain   = `bridge host-local {"cniVersion":"1.0.0","ipam":{"type":"host-local"},"isGateway":true,"name":"net","type":"bridge"}`
 		portmap = `portmap  {"type":"portmap"}`
 	)
 	for _, tt := range []struct {
