@@ -36,7 +36,7 @@ ELSEWHERE  := windows darwin
 # imports, those whose tests need no later version of CNI's or OpenTelemetry's module require
 # the root's versions, so that the library is compiled and checked once for all of them.
 MODULES    ?= . internal/oracle internal/whereabouts thick/multus bench thick/metrics thick/kube gocni examples/faas cmd/embedcni
-REQUIRING  := internal/refplugins/mains internal/lint internal/deb
+REQUIRING  := internal/refplugins/mains internal/refplugins/mains/flannel internal/lint internal/deb
 # These require Kubernetes or containerd, whose packages take minutes to compile and check the
 # first time. make lint leaves them to make test.
 HEAVY      := thick/multus thick/kube examples/faas

@@ -324,8 +324,10 @@ func namesOf(networks []*Network) string {
 func advice(networks []*Network, capability string) string {
 	field := fmt.Sprintf(`"capabilities": {%q: true}`, capability)
 	for _, n := range networks {
-		for _, p := range n.conf.Config.Plugins {
-			if conflist.ReadsCapability(p.Network.Type, p.Network.IPAM.Type, capability) {
+		resolved, _ := conflist.Resolve(n.conf.Config, "")
+		for i, p := range n.conf.Config.Plugins {
+			of := resolved.Plugins[i].Network
+			if conflist.ReadsCapability(of.Type, of.IPAM.Type, capability) {
 				return fmt.Sprintf("add %s to plugin %q of network %q", field, p.Network.Type, n.conf.Config.Name)
 			}
 		}

@@ -123,7 +123,8 @@ type Difference struct {
 
 	// Kind is the kind of the object: interface, address, route, queue, bridge, bridge port,
 	// sysctl, reservation (of an address, by an IPAM plugin), rule (of a packet filter), port
-	// (of the host, forwarded to the container), zone (of firewalld), or check: the CHECK of a
+	// (of the host, forwarded to the container), zone (of firewalld), lease (of flanneld,
+	// for the subnet of an address), or check: the CHECK of a
 	// plugin has failed, and only that plugin knows more than Err.
 	Kind   string
 	Inside bool   // it is in the container's namespace; else it is on the host

@@ -23,7 +23,8 @@ const ofLedger = "ledger"
 //     this module's own plugins, with its chains, rules, sets and maps, but not
 //     their elements, except for the ingress policies, which are per bridge;
 //   - host-local's directory of a network, with the lock and the last allocated
-//     address, and libcni's directory of results;
+//     address, libcni's directory of results, and flannel's of its delegates'
+//     configurations;
 //   - this library's ledgers, which GC uses.
 //
 // Shared knows only the default names. The name of a network's bridge is
@@ -34,7 +35,7 @@ func Shared(line string) bool {
 	case "link", "addr", "route":
 		return sharedLink(line)
 	case "dir":
-		return strings.HasSuffix(line, "/ host-local") || strings.HasSuffix(line, "/results/")
+		return strings.HasSuffix(line, "/ host-local") || strings.HasSuffix(line, "/results/") || strings.HasSuffix(line, "/flannel/")
 	case "file":
 		return strings.HasSuffix(line, " host-local") || strings.HasSuffix(line, " "+ofLedger)
 	case "nft":

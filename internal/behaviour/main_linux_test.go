@@ -88,7 +88,7 @@ func TestMain(m *testing.M) {
 		sevenMain()
 	}
 	leftovers.EndWithin = time.Minute // a busy machine's kernel takes its time
-	os.Exit(refplugins.Main(m, refplugins.WithScripted(), sandbox.Shards(4)))
+	os.Exit(refplugins.Main(m, refplugins.WithScripted(), refplugins.WithFlannel(), sandbox.Shards(4)))
 }
 
 // blocked waits until n goroutines wait in a select of this function of the

@@ -3,6 +3,7 @@ package builtin
 import (
 	"github.com/embedcni/cni/internal/builtin/bandwidth"
 	"github.com/embedcni/cni/internal/builtin/firewall"
+	"github.com/embedcni/cni/internal/builtin/flannel"
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/lan"
 	"github.com/embedcni/cni/internal/builtin/portmap"
@@ -28,6 +29,7 @@ func plugins() map[string]plugin.Plugin {
 		conflist.Bandwidth:  bandwidth.Plugin{},
 		conflist.Bridge:     &veth.Bridge{},
 		conflist.Firewall:   firewall.Plugin{},
+		conflist.Flannel:    &flannel.Plugin{},
 		conflist.HostDevice: lan.HostDevice{},
 		conflist.HostLocal:  ipam.SharedHostLocal(),
 		conflist.Loopback:   loopback{},

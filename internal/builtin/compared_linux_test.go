@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -48,6 +50,10 @@ var damagings = map[string]damaging{
 	conflist.MACVLAN:    {config: `"master": "lan0", ` + staticAddress, container: emptyContainer},
 	conflist.HostDevice: {config: `"device": "lan0", ` + staticAddress, container: emptyContainer},
 	conflist.Loopback:   {container: "ip link set lo down"},
+	conflist.Flannel: {
+		config: `"subnetFile": "DIR/subnet.env", "dataDir": "DIR", "ipam": {"dataDir": "DIR"}, "delegate": {"bridge": "br0"}`,
+		host:   []string{"sed -i s/10.1.0/10.1.7/ DIR/subnet.env"},
+	},
 	conflist.HostLocal: {
 		config: `"bridge": "br0", "ipam": {"type": "host-local", "subnet": "10.1.0.0/24", "dataDir": "DIR"}`, ipam: conflist.HostLocal,
 		host: []string{"rm DIR/podnet/10.1.0.*"},
@@ -124,7 +130,9 @@ func (d damaging) repaired(t *testing.T, typ string) (host, inside []string) {
 		c.Config += ", " + strings.ReplaceAll(d.config, "DIR", dir)
 	}
 	c.Config += "}"
-	var err error
+	const lease = "FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.0.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
+	err := os.WriteFile(filepath.Join(dir, "subnet.env"), []byte(lease), 0o644)
+	expect.NoError(t, err)
 	if c.Prev, err = plugintest.Ours(h.Host, New()).Run(ctx, "ADD", c); err != nil {
 		t.Fatal(err)
 	}

@@ -37,6 +37,9 @@ func forms(legacy bool) []form {
 			backend := map[bool]string{true: unnamed, false: iptables}[ours]
 			all = append(all, form{typ: "bridge", backend: backend, ours: ours, policy: "isolated"},
 				form{typ: "bridge", backend: backend, ours: ours, policy: "same-bridge"})
+			if ours {
+				all = append(all, form{typ: "bridge", backend: unnamed, ours: true, flannel: true})
+			}
 		}
 	}
 	return all

@@ -41,6 +41,7 @@ type form struct {
 	legacy  bool   // the host's iptables is the legacy one
 	policy  string // of the bridge, against packets from others; empty: none
 	zoned   bool   // firewalld accepts the packets
+	flannel bool   // the first plugin is flannel's delegate
 }
 
 func (f form) String() string {
@@ -58,6 +59,9 @@ func (f form) String() string {
 	}
 	if f.policy != "" {
 		name += "/" + f.policy
+	}
+	if f.flannel {
+		name += "/flannel"
 	}
 	return name
 }
@@ -97,6 +101,11 @@ func (f form) plugins() []string {
 		behind = append(behind, `{"type": "firewall", "backend": "iptables"`+policy+`}`)
 	case f.native():
 		behind = append(behind, `{"type": "firewall"`+policy+`}`)
+	}
+	if f.flannel {
+		return append([]string{`{"type": "flannel", "subnetFile": "IPAM/subnet.env", "dataDir": "IPAM/flannel",
+			"ipam": {"dataDir": "IPAM", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]},
+			"delegate": {"bridge": "cni0", "hairpinMode": true, "macspoofchk": true}}`}, behind...)
 	}
 	switch f.typ {
 	case "bridge":
@@ -144,6 +153,9 @@ func newScene(t *testing.T, f form) *scene {
 		expect.NoError(t, s.useZones())
 		t.Setenv(firewalld.Variable, s.zones.Address)
 	}
+	if f.flannel {
+		expect.NoError(t, os.MkdirAll(s.Path("ipam"), 0o755), os.WriteFile(s.Path("ipam", "subnet.env"), []byte(lease), 0o644))
+	}
 	conf := cni.WithConfListBytes((&testhost.Case{Plugins: f.plugins()}).Conf("podnet", "1.0.0", s.Path("ipam")))
 	if f.ours {
 		s.rt = s.Runtime(cni.WithBuiltinPlugins(), conf)
@@ -164,6 +176,10 @@ func newScene(t *testing.T, f form) *scene {
 	}
 	return s
 }
+
+// lease is flanneld's file for the scene's subnets.
+const lease = "FLANNEL_NETWORK=10.77.0.0/16\nFLANNEL_SUBNET=10.77.0.1/24\nFLANNEL_IPV6_NETWORK=fd77::/56\nFLANNEL_IPV6_SUBNET=fd77::1/64\n" +
+	"FLANNEL_MTU=1500\nFLANNEL_IPMASQ=false\n"
 
 // useZones adds an administrator's sources to zones, for the time until a reload.
 func (s *scene) useZones() error {

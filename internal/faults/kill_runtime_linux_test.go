@@ -28,7 +28,12 @@ func (b *board) killRuntimes(t *testing.T) {
 // killRuntimesInProcess is M1 with built-in plugins, which are killed with the
 // runtime.
 func (b *board) killRuntimesInProcess(t *testing.T) {
-	b.kills(t, "M1", "the same, with the plugins built in", false, func(h *host, _ int) settings { return h.inProcess("") })
+	b.kills(t, "M1", "the same, with the plugins built in", false, func(h *host, n int) settings {
+		if n%2 == 1 {
+			return h.overFlannel()
+		}
+		return h.inProcess("")
+	})
 }
 
 // killRuntimesThatMakeNetNS is M1 with namespaces that ADD makes and DEL deletes.

@@ -71,6 +71,15 @@ func loWasUp() error {
 	return errors.Join(nettest.OnLink("lo", netlink.LinkSetUp), nettest.OnLink("lo", netlink.LinkSetDown))
 }
 
+// leases returns flanneld's file for each family.
+func leases() (files [][2]string) {
+	const v4, v6 = "FLANNEL_NETWORK=10.77.0.0/16\nFLANNEL_SUBNET=10.77.3.1/24\n", "FLANNEL_IPV6_NETWORK=fd77::/56\nFLANNEL_IPV6_SUBNET=fd77:0:0:3::1/64\n"
+	for family, subnets := range map[string]string{"v4": v4, "v6": v6, "dual": v4 + v6} {
+		files = append(files, [2]string{"leases/" + family, subnets + "FLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"})
+	}
+	return files
+}
+
 // device makes host-device's device. DEL returns it down, so it starts down. It
 // gets a carrier with the container: without one, an IPv6 address is waited for.
 func device() error { return errors.Join(cable("up0", "up1"), linkUp("up1")) }
@@ -103,6 +112,10 @@ func templates() []template {
 		{name: "host-device layer 2", network: network{prepare: device, plugins: []string{`{"type": "host-device", "device": "up0"}`},
 			faults: []fault{{"host-device", "DEL again", "Link not found"}}},
 			families: []string{"dual"}},
+		{name: "flannel", network: network{version: "0.4.0", files: leases(), plugins: []string{`{"type": "flannel", "subnetFile": "STATE/leases/FAMILY",
+			"dataDir": "STATE/flannel", "ipam": {"dataDir": "STATE/ipam"}, "delegate": {"hairpinMode": true, "isDefaultGateway": true}}`}}},
+		{name: "flannel with ptp", network: network{version: "0.4.0", files: leases(), plugins: []string{`{"type": "flannel", "subnetFile": "STATE/leases/FAMILY",
+			"dataDir": "STATE/flannel", "ipam": {"dataDir": "STATE/ipam"}, "delegate": {"type": "ptp", "mtu": 1400}}`}}, families: []string{"dual"}},
 		{name: "tuning", network: network{plugins: []string{plainBridge, tuningConf}}},
 		{name: "bandwidth", network: network{plugins: []string{plainBridge, bandwidthConf}}},
 		{name: "everything", network: network{plugins: []string{plainBridge, tuningConf, bandwidthConf}}},
@@ -111,7 +124,7 @@ func templates() []template {
 
 // fill replaces the placeholders in a plugin's configuration.
 func fill(conf, family string) string {
-	return strings.NewReplacer("IPAM", hostLocal(family), "STATIC", static(family)).Replace(conf)
+	return strings.NewReplacer("IPAM", hostLocal(family), "STATIC", static(family), "FAMILY", family).Replace(conf)
 }
 
 // cases returns the templates with every family.

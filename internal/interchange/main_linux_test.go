@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/sandbox"
 )
 
-func TestMain(m *testing.M) { os.Exit(refplugins.Main(m, sandbox.Shards(2))) }
+func TestMain(m *testing.M) { os.Exit(refplugins.Main(m, refplugins.WithFlannel(), sandbox.Shards(2))) }
 
 // wantOutsideAsBefore compares, after the test and its subtests, the things
 // outside the tests' hosts: the process's own namespace, which plugins must not

@@ -93,7 +93,7 @@ func (n *network) newHost(t testing.TB) *host {
 
 // promised returns the types that this module promises to build in.
 func promised() []string {
-	return []string{"loopback", "bridge", "ptp", "host-local", "static", "portmap", "firewall", "tuning", "bandwidth", "macvlan", "host-device"}
+	return []string{"loopback", "bridge", "ptp", "host-local", "static", "portmap", "firewall", "tuning", "bandwidth", "macvlan", "host-device", "flannel"}
 }
 
 // TestMatrixIsComplete: all promised types are built in. The matrix has every type with every family, but for those whose

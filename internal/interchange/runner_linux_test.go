@@ -17,10 +17,12 @@ import (
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/kernel/firewalld"
 	"github.com/embedcni/cni/internal/kernel/thread"
+	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/invoke"
 	process "github.com/embedcni/cni/internal/run/runner"
+	"github.com/embedcni/cni/internal/store/conflist"
 )
 
 // side selects the plugins that run in process. The others are executed.
@@ -48,6 +50,9 @@ type runner struct {
 }
 
 func (r *runner) FindInPath(typ string, _ []string) (string, error) {
+	if typ == conflist.Flannel {
+		return refplugins.Flannel(), nil
+	}
 	return filepath.Join(r.host.plugins, typ), nil
 }
 

@@ -261,8 +261,12 @@ func (a *attachment) given() contract.Given {
 	return g
 }
 
-// first returns the type of the first plugin, which may make the interface.
-func (n *Network) first() string { return n.Config.Plugins[0].Network.Type }
+// first returns the type of the first plugin, or of flannel's delegate, which may make the
+// interface.
+func (n *Network) first() string {
+	list, _ := conflist.Resolve(n.Config, "")
+	return list.Plugins[0].Network.Type
+}
 
 // makesInterface reports whether the first plugin makes the interface. Others
 // accept an existing one.

@@ -273,10 +273,14 @@ func (q checking) excuse(ctx context.Context, call chain.Call) (e contract.Excus
 			ipam = p.Network.IPAM.Type
 		}
 	}
+	r := q.a.runner()
+	if its, of, ok, err := r.Delegated(call); ok && err == nil {
+		call, ipam = its, of // whose CHECK it was
+	}
 	if part := q.a.compare(ctx, v); !part.isWhole() || !part.covers(call.Plugin, ipam) {
 		return e, nil
 	}
-	return q.a.runner().Excuse(ctx, call, ipam, v)
+	return r.Excuse(ctx, call, ipam, v)
 }
 
 // unanswered returns the error of a CHECK with its kind, if it says nothing about the

@@ -212,6 +212,7 @@ func (f *forced) inCache() (*libcni.NetworkConfigList, error) {
 func (f *forced) target(a *attachment) (t leftovers.Target, done func(), err error) {
 	t, done = a.target()
 	t.How.Thorough, t.How.GiveUp = true, true
+	t.Footprint.Kept = a.described().Kept
 	if len(a.plan.Network.Config.Plugins) == 0 {
 		t.Footprint.Widen()
 	}

@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/containernetworking/cni/libcni"
+
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/runner"
@@ -73,17 +75,16 @@ func (c *comparing) run(ctx context.Context) (*comparison, error) {
 	calls := c.chain.CheckCalls(c.params, c.result)
 	for i, plugin := range c.chain.List.Plugins {
 		call, unknown := calls(i)
-		types := []string{plugin.Network.Type}
-		if plugin.Network.IPAM.Type != "" {
-			types = append(types, plugin.Network.IPAM.Type)
-		}
-		for n, typ := range types {
-			p.asks[i] = p.asks[i] || gone == nil && !c.runner.Plugins.IsOurs(typ)
-			if !c.one(ctx, typ, p, call, unknown) {
+		parts, unknown := c.parts(plugin, call, unknown)
+		for n, part := range parts {
+			p.asks[i] = p.asks[i] || gone == nil && !c.runner.Plugins.IsOurs(part.Plugin)
+			if !c.one(ctx, p, part, unknown) {
 				// The configuration that a plugin of another program passes to its IPAM
 				// plugin is not known either.
 				if p.asks[i] = gone == nil; gone == nil {
-					p.uncompared = append(p.uncompared, types[n:]...)
+					for _, part := range parts[n:] {
+						p.uncompared = append(p.uncompared, part.Plugin)
+					}
 				}
 				break
 			}
@@ -115,20 +116,40 @@ func isInterface(d contract.Difference, ifName string) bool {
 	return d.Kind == contract.Interface && d.Inside && d.Object == ifName && d.Found == ""
 }
 
+// parts returns the calls for CHECK of a plugin of the chain and of those to which it
+// delegates: of each its own part is compared.
+func (c *comparing) parts(plugin *libcni.PluginConfig, call chain.Call, unknown error) ([]chain.Call, error) {
+	call.Plugin = plugin.Network.Type
+	all, its, ipam := []chain.Call{call}, call, plugin.Network.IPAM.Type
+	if unknown == nil && c.chain.ListsInterfaces() {
+		delegate, of, ok, err := c.runner.Delegated(call)
+		if err != nil {
+			return all, err
+		}
+		if ok {
+			all, its, ipam = append(all, delegate), delegate, of
+		}
+	}
+	if ipam != "" {
+		its.Plugin = ipam
+		all = append(all, its)
+	}
+	return all, unknown
+}
+
 // one compares the part of one plugin by its call for CHECK, unless err is why there is
 // none. It reports whether a built-in plugin could.
-func (c *comparing) one(ctx context.Context, typ string, p *comparison, call chain.Call, err error) bool {
+func (c *comparing) one(ctx context.Context, p *comparison, call chain.Call, err error) bool {
 	if !c.chain.ListsInterfaces() {
 		return false // the result does not say what to compare
 	}
 	var found []contract.Difference
 	ok := true
 	if err == nil {
-		call.Plugin = typ
 		found, ok, err = c.runner.Compare(ctx, call, c.view)
 	}
 	if err != nil {
-		p.err = Join(p.err, c.runner.Different(typ, fmt.Errorf("not compared: %w", err)))
+		p.err = Join(p.err, c.runner.Different(call.Plugin, fmt.Errorf("not compared: %w", err)))
 	}
 	for _, d := range found {
 		if isInterface(d, p.ifName) && len(p.differences) > 0 && isInterface(p.differences[0], p.ifName) {
@@ -137,7 +158,7 @@ func (c *comparing) one(ctx context.Context, typ string, p *comparison, call cha
 		if d.Err == nil { // CHECK passes over it
 			d.Err = errors.New(differenceOf(p.network, p.ifName, d).String())
 		}
-		d.Err = c.runner.Different(typ, d.Err)
+		d.Err = c.runner.Different(call.Plugin, d.Err)
 		p.differences = append(p.differences, d)
 	}
 	return ok

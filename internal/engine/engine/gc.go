@@ -174,6 +174,8 @@ func (g *collection) collectByPlugins(ctx context.Context) (err error) {
 		if n.Config.Name == "" {
 			continue // no container can be attached to it
 		}
+		kept, err := valid.ForeignKept(n.Config)
+		g.report.Left, errs = append(g.report.Left, kept...), append(errs, err)
 		reserved, left, err := g.reservations(n)
 		if left != "" {
 			g.report.Left = append(g.report.Left, left)

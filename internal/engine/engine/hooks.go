@@ -170,11 +170,12 @@ func (h hooks) withoutClaimed(call *chain.Call) error {
 // container, before anything in the container can rename it. Without the note
 // only its name identifies it.
 func (h hooks) noteDevice(call chain.Call, kind runner.Kind) {
-	if call.Verb != "ADD" || call.Plugin != h.a.plan.Network.first() || !conflist.Known(call.Plugin).Makes.NeedsIdentity() ||
+	first := h.a.plan.Network.first()
+	if call.Verb != "ADD" || call.Plugin != h.a.plan.Network.Config.Plugins[0].Network.Type || !conflist.Known(first).Makes.NeedsIdentity() ||
 		kind == runner.Registered || h.a.inside() == nil || h.a.op.c.Place.Host.Handle == nil {
 		return
 	}
-	d, err := leftovers.Identify(&h.a.op.c.Place.Host.Conns, h.a.op.c.Place.Host.Handle, h.a.inside(), h.a.plan.IfName, call.Plugin == conflist.HostDevice)
+	d, err := leftovers.Identify(&h.a.op.c.Place.Host.Conns, h.a.op.c.Place.Host.Handle, h.a.inside(), h.a.plan.IfName, first == conflist.HostDevice)
 	if err == nil {
 		err = h.a.note(leftovers.DeviceFact, d)
 	}

@@ -145,8 +145,8 @@ func (t *teardown) undone(ctx context.Context, a *attachment, e *outcome.Error) 
 			return false
 		}
 	}
-	for _, p := range a.plan.Network.Config.Plugins {
-		ipam := p.Network.IPAM.Type
+	for i, p := range a.plan.Network.Config.Plugins {
+		ipam := d.List.Plugins[i].Network.IPAM.Type
 		if ipam != "" && slices.Contains(types, p.Network.Type) && !ipamUndone(ctx, a, p.Network.Type, ipam) {
 			return false
 		}
@@ -191,7 +191,7 @@ func (t *teardown) areCovered(err error) bool {
 		if slices.ContainsFunc(types, func(typ string) bool { return !d.Covers(typ) }) {
 			return false
 		}
-		for _, p := range a.plan.Network.Config.Plugins {
+		for _, p := range d.List.Plugins {
 			if ipam := p.Network.IPAM.Type; ipam != "" && !d.CoversIPAM(ipam) {
 				return false
 			}

@@ -9,6 +9,7 @@ import (
 	"github.com/embedcni/cni/internal/engine/leftovers"
 	"github.com/embedcni/cni/internal/kernel/firewalld"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -16,12 +17,16 @@ import (
 // described returns the attachment as package leftovers takes it.
 func (a *attachment) described() *leftovers.Attachment {
 	place := a.op.c.Place
-	return &leftovers.Attachment{
+	d := &leftovers.Attachment{
 		Params: a.plan.Attachment, Recorded: !a.op.c.Recorded.Damaged && a.entry() != nil, List: a.plan.Network.Config,
 		Result: json.RawMessage(a.progress.partial), PrevResult: json.RawMessage(a.plan.Prev), Given: a.given,
 		Ran:    leftovers.Ran{Plugins: a.plugins.Recorded(), IsRegistered: a.op.eng.runner.IsRegistered},
 		Kernel: leftovers.Kernel{Rebooted: place.Rebooted, HostGone: place.HostGone, Noted: a.facts.Get(leftovers.DeviceFact)},
 	}
+	if !d.Ran.IsCallers(conflist.Flannel) {
+		d.List, d.Kept = conflist.Resolve(d.List, a.plan.ContainerID)
+	}
+	return d
 }
 
 // target returns the attachment as a target of the sweep. The caller must call

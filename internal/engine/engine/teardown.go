@@ -143,9 +143,10 @@ func (t *teardown) restoreDevice(a *attachment) {
 func (t *teardown) withoutHost() error {
 	var errs []error
 	for _, a := range t.going {
-		for _, p := range a.plan.Network.Config.Plugins {
+		d := a.described()
+		for _, p := range d.List.Plugins {
 			for _, typ := range []string{p.Network.Type, p.Network.IPAM.Type} {
-				if k := conflist.Known(typ); typ == "" || k.IPAM || k.Swept && !a.described().Ran.IsCallers(typ) {
+				if k := conflist.Known(typ); typ == "" || k.IPAM || k.Swept && !d.Ran.IsCallers(typ) {
 					continue
 				}
 				e := a.error("DEL", outcome.ErrHostNetNS)

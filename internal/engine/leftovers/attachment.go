@@ -19,7 +19,8 @@ import (
 type Attachment struct {
 	Params   chain.Attachment          // of its plugins
 	Recorded bool                      // the entry is whole, so that Params are those of the ADD
-	List     *libcni.NetworkConfigList // the configuration of the network
+	List     *libcni.NetworkConfigList // the configuration of the network, with delegates in the place of flannel
+	Kept     []string                  // the files that flannel keeps
 	Result   json.RawMessage           // of the last plugin that answered; nil if none did
 
 	// PrevResult was given to the first plugin. Its interfaces are others'.
@@ -131,6 +132,9 @@ func (a *Attachment) Covers(typ string) bool {
 	if a.Ran.IsCallers(typ) {
 		return false
 	}
+	if typ == conflist.Flannel && !a.Has(typ) {
+		return a.Covers(a.first()) // its delegate, and the file is found
+	}
 	t := conflist.Known(typ)
 	if t.Borrows {
 		return !a.Has(typ) || a.knowsInterface()
@@ -142,6 +146,14 @@ func (a *Attachment) Covers(typ string) bool {
 // attachment can hold.
 func (a *Attachment) CoversIPAM(typ string) bool {
 	return conflist.Known(typ).IPAM && !a.Ran.IsCallers(typ)
+}
+
+// sweepsDelegates reports whether flannel's files need not stay for another DEL after one
+// that has failed: the sweep covers all that its delegates can leave.
+func (a *Attachment) sweepsDelegates() bool {
+	return a.Covers(conflist.Flannel) && !slices.ContainsFunc(a.List.Plugins, func(p *libcni.PluginConfig) bool {
+		return p.Network.IPAM.Type != "" && !a.CoversIPAM(p.Network.IPAM.Type)
+	})
 }
 
 // knowsInterface reports whether the interface ends with the attachment, or is one of

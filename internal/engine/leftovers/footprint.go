@@ -34,6 +34,7 @@ type Footprint struct {
 	Shaper    Shaper
 	IPAMDirs  []string // host-local's directories of the network
 	Backups   []string // files in which the plugin tuning keeps the interface's former settings
+	Kept      []string // files in which flannel keeps the configuration of its delegate
 }
 
 // Interface is the attachment's interface.
@@ -66,6 +67,9 @@ type Shaper struct {
 func Of(a *Attachment) Footprint {
 	result := chain.Decode(a.Result)
 	f := Footprint{Owner: a.Owner(), Addresses: contract.AddressesOf(result), IPAMDirs: IPAMDirs(a.List)}
+	if a.sweepsDelegates() {
+		f.Kept = a.Kept
+	}
 	if a.Has(conflist.Firewall) && !a.Ran.IsCallers(conflist.Firewall) || len(a.List.Plugins) == 0 {
 		f.Subnets = netfilter.Subnets(contract.PrefixesOf(result))
 	}
@@ -73,6 +77,7 @@ func Of(a *Attachment) Footprint {
 	f.Rules.Ports, err = hostPorts(a.Params.CapabilityArgs[ports.Capability])
 	f.Rules.AnyPort = err != nil
 	f.addPlugins(a)
+	f.Rules.Possible = f.Rules.Possible || len(a.Kept) > 0 // the lease may have asked for masquerading
 	f.addInterface(a)
 	if !a.Kernel.Rebooted { // an address that is in a zone after a reboot was added since
 		f.Zones, _ = a.zones()
@@ -88,6 +93,7 @@ func (f *Footprint) Widen() {
 	f.Zones = []string{firewalld.DefaultZone}
 	f.IPAMDirs = []string{DefaultIPAMDir(f.Network)}
 	f.Backups = []string{tuning.File(nil, f.ContainerID, f.IfName)}
+	f.Kept = []string{filepath.Join(conflist.FlannelDir, f.ContainerID)}
 }
 
 // addPlugins adds the possible leftovers of the plugins. A field of a reference plugin's
@@ -196,6 +202,7 @@ const hostLocalDir = "/var/lib/cni/networks"
 // IPAMDirs returns the directories in which host-local keeps the addresses of a
 // network, by its configuration.
 func IPAMDirs(list *libcni.NetworkConfigList) (dirs []string) {
+	list, _ = conflist.Resolve(list, "")
 	for _, p := range list.Plugins {
 		var c struct {
 			IPAM struct {

@@ -71,10 +71,10 @@ func Find(ctx context.Context, t Target) (items []Item, err error) {
 		t.Conns = &links.Conns{}
 		defer func() { err = joined.Errors(err, t.Conns.Close()) }()
 	}
-	finders := slices.Concat([]finder{t.zoned, t.rules}, t.inKernel(), []finder{t.tuned, t.addresses})
+	finders := slices.Concat([]finder{t.zoned, t.rules}, t.inKernel(), []finder{t.tuned, t.addresses, t.kept})
 	switch {
 	case t.How.FilesOnly:
-		finders = []finder{t.zoned, t.tuned, t.addresses} // all namespaces have one firewalld
+		finders = []finder{t.zoned, t.tuned, t.addresses, t.kept} // all namespaces have one firewalld
 	case t.Host == nil: // off Linux
 		return nil, nil
 	}

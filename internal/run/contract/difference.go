@@ -16,6 +16,8 @@ package contract
 import (
 	"context"
 
+	"github.com/containernetworking/cni/libcni"
+
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -35,6 +37,7 @@ const (
 	Sysctl      Kind = "sysctl"
 	Reservation Kind = "reservation" // of an address, by an IPAM plugin
 	Zone        Kind = "zone"        // of firewalld
+	Lease       Kind = "lease"       // of flanneld, for the subnet of an address
 	FailedCheck Kind = "check"       // the CHECK of a plugin, which has failed
 )
 
@@ -75,6 +78,13 @@ type Comparer interface {
 	// The plugin to which it delegates, such as that of IPAM, is compared by
 	// itself.
 	Compare(ctx context.Context, r *plugin.Request, v *View) ([]Difference, error)
+}
+
+// Delegator is a built-in plugin that has another plugin do its work, with a configuration
+// of its own. That plugin and its IPAM plugin are compared by themselves.
+type Delegator interface {
+	// Delegated returns the other plugin. The request is one of CHECK, or of an ADD to come.
+	Delegated(r *plugin.Request) (*libcni.PluginConfig, error)
 }
 
 // Witness is a built-in plugin that notes what an executable of its type has found and

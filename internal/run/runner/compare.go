@@ -39,6 +39,27 @@ func (r *Runner) Compare(ctx context.Context, call chain.Call, v *contract.View)
 	return found, true, err
 }
 
+// Delegated returns the plugin to which the plugin of a call delegates with another
+// configuration, as a call, and the type of its IPAM plugin. ok is false if it is no such
+// plugin.
+func (r *Runner) Delegated(call chain.Call) (its chain.Call, ipam string, ok bool, err error) {
+	e, by := r.comparer(call)
+	d, ok := by.(contract.Delegator)
+	if !ok {
+		return its, "", false, nil
+	}
+	err = thread.Try(func() error {
+		return e.with(comparedItself, func(request *plugin.Request) error {
+			p, err := d.Delegated(request)
+			if err == nil {
+				its, ipam = chain.Call{Verb: call.Verb, Plugin: p.Network.Type, Stdin: p.Bytes, Env: call.Env}, p.Network.IPAM.Type
+			}
+			return err
+		})
+	})
+	return its, ipam, true, err
+}
+
 // comparing calls do with the request for a comparison.
 func (e *execution) comparing(ctx context.Context, v *contract.View, do func(context.Context, *plugin.Request, *contract.View) error) (err error) {
 	defer func() {

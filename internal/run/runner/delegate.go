@@ -86,6 +86,7 @@ func (e *execution) runDelegate(ctx context.Context, call chain.Call, p Provider
 	if err = its.awaitRecord(); err != nil {
 		return out, plugin.Errorf(types.ErrInternal, "%w", err)
 	}
+	defer its.witness(ctx)()
 	begun := time.Now()
 	out, err = its.run(ctx)
 	if p.Kind == Executable {

@@ -137,13 +137,19 @@ func (e *execution) execute(ctx context.Context) (out invoke.Output, err error) 
 // witness has the built-in plugin of the type note what the ADD of an executable makes.
 // Without the note a comparison takes that for the host's, which is no reason to fail.
 func (e *execution) witness(ctx context.Context) (after func()) {
-	r := e.Runner
-	w, ok := r.Runtime.BuiltIn(e.call.Plugin).(contract.Witness)
-	if !ok || e.p.Kind != Executable || e.call.Verb != "ADD" || r.Host == nil {
+	r, call := e.Runner, e.call
+	if e.p.Kind != Executable || call.Verb != "ADD" || r.Host == nil {
 		return func() {}
 	}
-	its, _ := r.comparer(e.call)
-	done, err := w.Witness(contract.With(ctx, its.lent()), r.Host, e.call.Stdin)
+	if delegate, _, ok, err := r.Delegated(call); ok && err == nil {
+		call = delegate
+	}
+	w, ok := r.Runtime.BuiltIn(call.Plugin).(contract.Witness)
+	if !ok {
+		return func() {}
+	}
+	its, _ := r.comparer(call)
+	done, err := w.Witness(contract.With(ctx, its.lent()), r.Host, call.Stdin)
 	return func() {
 		if err == nil {
 			err = done()

@@ -12,6 +12,7 @@ const (
 	Bridge     = "bridge"
 	Dummy      = "dummy"
 	Firewall   = "firewall"
+	Flannel    = "flannel"
 	HostDevice = "host-device"
 	HostLocal  = "host-local"
 	IPVLAN     = "ipvlan"
@@ -90,6 +91,7 @@ var table = map[string]Type{
 	Dummy: {Makes: Unswept, Concurrent: true},
 	Firewall: {Rules: Forward, KernelOnly: true, Swept: true, Concurrent: true,
 		Compared: true, Remakes: []string{"rule", "zone"}},
+	Flannel: {Makes: Veth, Rules: Masquerade, Concurrent: true, Compared: true}, // as its default delegate; see Resolve
 	HostDevice: {Capabilities: []string{"deviceID"}, Makes: Moved, KernelOnly: true, Borrows: true, Concurrent: true,
 		Compared: true, RemakesInside: []string{"address", "interface", "route"}},
 	HostLocal: {Capabilities: []string{"ips", "ipRanges"}, IPAM: true,

@@ -31,7 +31,7 @@ const (
 // Finding is a thing on the host.
 type Finding struct {
 	Whose       Whose  `json:"whose"`
-	Kind        string `json:"kind"` // record, cached result, reservation, rule, interface, bridge, namespace, tool
+	Kind        string `json:"kind"` // record, cached result, reservation, delegate, rule, interface, bridge, namespace, tool
 	Object      string `json:"object"`
 	ContainerID string `json:"containerID,omitempty"` // that it names
 	Network     string `json:"network,omitempty"`
@@ -79,6 +79,7 @@ func look(ctx context.Context, o Options) ([]Finding, error) {
 	}
 	a.judgeCached()
 	a.reservations()
+	a.kept()
 	if err := a.kernel(ctx, o.Runtimes[0].GetConfig().HostNetNS); err != nil {
 		return nil, err
 	}

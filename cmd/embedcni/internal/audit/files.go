@@ -55,6 +55,23 @@ func (a *auditor) reservationsOf(dir, network string) {
 	}
 }
 
+// kept adds flannel's files for containers on no record. They do not say whether the container
+// lives, and another program may have attached it.
+func (a *auditor) kept() {
+	for dir := range a.keptDirs {
+		files, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			a.unread("delegate", dir, err)
+		}
+		for _, f := range files {
+			if !a.recorded[f.Name()] && f.Type().IsRegular() {
+				a.add(Finding{Whose: Another, Kind: "delegate", Object: filepath.Join(dir, f.Name()), ContainerID: f.Name(),
+					Detail: "flannel keeps it for a container on no record; delete it if the container is gone"})
+			}
+		}
+	}
+}
+
 // namespaceFiles notes the namespaces that the library keeps alive, and of whose container
 // the record is gone. A pin has the name of the record.
 func (a *auditor) namespaceFiles(recordDir string) {

@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha512"
 	"encoding/json"
@@ -26,13 +27,14 @@ type index struct {
 	strays     []netns.Entry         // namespaces that the library keeps for no container
 	cached     map[string]cachedResult
 	dataDirs   map[string]bool // of host-local
+	keptDirs   map[string]bool // of flannel
 }
 
 func newIndex() index {
 	return index{
 		recorded: map[string]bool{}, addresses: map[netip.Addr]string{}, interfaces: map[string]bool{}, bridges: map[string]bool{},
 		hashed: map[string]string{}, reserved: map[netip.Addr]string{}, namespaces: map[string]bool{}, cached: map[string]cachedResult{},
-		dataDirs: map[string]bool{"/var/lib/cni/networks": true}, // host-local's default
+		dataDirs: map[string]bool{"/var/lib/cni/networks": true}, keptDirs: map[string]bool{"/var/lib/cni/flannel": true}, // the defaults
 	}
 }
 
@@ -133,14 +135,21 @@ func (a *auditor) readConfig(c *cni.ConfigResult) {
 
 func (a *auditor) readPlugin(source []byte) {
 	var plugin struct {
-		Type, Bridge string
-		IPAM         struct{ DataDir string }
+		Type, Bridge, DataDir string
+		IPAM                  struct{ DataDir string }
+		Delegate              struct{ Type, Bridge string }
 	}
 	if json.Unmarshal(source, &plugin) != nil {
 		return // another plugin's form
 	}
 	if plugin.IPAM.DataDir != "" {
 		a.dataDirs[plugin.IPAM.DataDir] = true
+	}
+	if plugin.Type == "flannel" {
+		if plugin.DataDir != "" {
+			a.keptDirs[plugin.DataDir] = true
+		}
+		plugin.Type, plugin.Bridge = cmp.Or(plugin.Delegate.Type, "bridge"), plugin.Delegate.Bridge
 	}
 	if plugin.Type == "bridge" {
 		if plugin.Bridge == "" {

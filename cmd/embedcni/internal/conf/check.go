@@ -1,6 +1,7 @@
 package conf
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -139,13 +140,21 @@ func (k *checked) plugin(p *value) {
 	}
 	known := union(anyPlugin, pluginFields[typ])
 	k.kinds(p, known, "plugin "+typ)
+	if d := p.get("delegate"); d != nil && typ == "flannel" {
+		of := cmp.Or(d.value.str("type"), "bridge")
+		k.kinds(&d.value, union(anyPlugin, pluginFields[of]), "delegate "+of)
+	}
 	ipam := p.get("ipam")
 	if ipam == nil || ipam.kind != object || len(ipam.members) == 0 {
 		return
 	}
-	if of := k.typeOf(&ipam.value, "ipam"); of != "" {
+	of := "host-local" // that flannel has if none is named
+	if typ != "flannel" || ipam.value.get("type") != nil {
+		of = k.typeOf(&ipam.value, "ipam")
+	}
+	if of != "" {
 		k.kinds(&ipam.value, ipamFields[of], "ipam "+of)
-		if of == "host-local" {
+		if of == "host-local" && typ != "flannel" { // which adds the ranges
 			k.ranges(&ipam.value)
 		}
 	}
@@ -175,7 +184,7 @@ func (k *checked) typeOf(p *value, what string) string {
 }
 
 // builtIn are the types that run in process; see cni.WithBuiltinPlugins.
-var builtIn = []string{"bridge", "ptp", "macvlan", "host-device", "loopback", "host-local", "static", "portmap", "firewall", "bandwidth", "tuning"}
+var builtIn = []string{"bridge", "ptp", "macvlan", "host-device", "loopback", "host-local", "static", "portmap", "firewall", "bandwidth", "tuning", "flannel"}
 
 // exists reports whether there is a plugin of the type.
 func (k *checked) exists(typ string) bool {

@@ -35,6 +35,7 @@ var pluginFields = map[string]fields{
 	"ipvlan":      {"master": text, "mode": text, "mtu": number, "linkInContainer": truth},
 	"vlan":        {"master": text, "vlanId": number, "mtu": number, "linkInContainer": truth},
 	"host-device": {"device": text, "hwaddr": text, "kernelpath": text, "pciBusID": text},
+	"flannel":     {"subnetFile": text, "dataDir": text, "delegate": object},
 	"dummy":       {},
 	"loopback":    {},
 	"portmap": {
@@ -63,7 +64,7 @@ var (
 )
 
 // makers make an interface; the others change one.
-var makers = []string{"bridge", "ptp", "macvlan", "ipvlan", "vlan", "host-device", "dummy", "loopback", "tap"}
+var makers = []string{"bridge", "ptp", "macvlan", "ipvlan", "vlan", "host-device", "dummy", "loopback", "tap", "flannel"}
 
 // changers are useless in front of a maker.
 var changers = []string{"portmap", "firewall", "bandwidth", "sbr", "vrf"}
