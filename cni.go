@@ -237,13 +237,10 @@ func (r *Runtime) StatusOf(ctx context.Context, configs ...[]byte) error {
 		return r.status(ctx)
 	}
 	own, err := parseOwn(configs)
-	if err == nil {
-		err = r.current.Load().eng.AskStatusOf(ctx, own)
-	}
 	if err != nil {
 		return fmt.Errorf("status: %w", err)
 	}
-	return nil
+	return r.current.Load().eng.AskStatusOf(ctx, own)
 }
 
 // Ready returns nil if a Setup of all loaded networks could succeed now, or an error with
