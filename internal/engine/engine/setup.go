@@ -382,7 +382,7 @@ func (s *setup) rollBack(ctx context.Context) error {
 		err = Join(err, s.op.tearDown(context.WithoutCancel(ctx), begun))
 	}
 	if err != nil {
-		return joined.Errorf("roll back: %w", leftover(s.op.c.Recorded.ID, err))
+		return &leftBehind{leftover(s.op.c.Recorded.ID, err)}
 	}
 	return nil
 }
