@@ -69,7 +69,13 @@ func TestSetupMakesTheNamespaceThatRemoveDeletes(t *testing.T) {
 		calls := m.Calls()
 		expect.Same(t, "CNI_NETNS", calls[len(calls)-1].NetNS, want)
 		expect.Same(t, "Attachments", expect.Value(m.Attachments())(t)[0].NetNS, want)
-		expect.NoError(t, m.Check(t.Context(), "c1", want))
+		m.TakeCalls()
+		expect.NoError(t, m.Check(t.Context(), "c1", want), m.Check(t.Context(), "c1", ""))
+		calls = m.TakeCalls()
+		expect.Same(t, "calls of Check", testhost.Rendered(calls), []string{"CHECK first c1/eth0", "CHECK first c1/eth0"})
+		expect.Same(t, "CNI_NETNS without a path", calls[1].NetNS, want)
+		expect.Says(t, "Check of nothing", m.Check(t.Context(), "c2", ""),
+			`check container "c2": no path given; name the container's namespace: invalid network namespace; and it is not attached`)
 
 		// It is the container's as if the caller had made it.
 		m.addLinkAt(want, "eth0") // the scripted plugin makes none
