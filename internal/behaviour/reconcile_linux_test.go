@@ -314,6 +314,7 @@ func TestReconcileDecidesAboutWhatItHasSeen(t *testing.T) {
 			return reconcile.Replace
 		}})
 		expect.Is(t, again.Err, cni.ErrBusy)
+		expect.Says(t, what, again.Err, `set up container "c1": it has changed since the verdict; call reconcile.Run again: another call for the container is under way`)
 		expect.Same(t, what, hasLinkAt(h.T, h.Path("netns", "c1"), "eth0"), anew)
 		if _, err := r.Setup(t.Context(), "c1", h.Path("netns", "c1")); err != nil {
 			expect.Is(t, err, cni.ErrAlreadyAttached)
