@@ -54,6 +54,21 @@ func (m *maker) recordedAs(id string) netns.ID {
 	return expect.Value(m.Records().Load(record.ID(id)))(m.T).NetNS.ID()
 }
 
+// TestCleanUpDeletesTheNamespace with the last attachment. Without a record, Remove asks the
+// plugins of the loaded networks.
+func TestCleanUpDeletesTheNamespace(t *testing.T) {
+	m := newMaker(t)
+	result := expect.Value(m.Setup("c1", ""))(t)
+	m.On("first", "DEL", testhost.Says(5, "gone for good"))
+	err := m.Remove(t.Context(), "c1", "")
+	expect.That(t, errors.As(err, new(*cni.LeftoverError)), "Remove: %v", err)
+	expect.That(t, expect.Exists(t, result.NetNS), "the namespace is gone before CleanUp")
+	expect.Value(m.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth0"}))(t)
+	expect.That(t, !expect.Exists(t, result.NetNS), "the namespace is still there")
+	expect.Says(t, "Remove afterwards", m.Remove(t.Context(), "c1", ""), "gone for good")
+	m.WantClean(m.before)
+}
+
 func TestSetupMakesTheNamespaceThatRemoveDeletes(t *testing.T) {
 	for _, chosen := range []bool{false, true} {
 		m := newMaker(t)
