@@ -323,6 +323,25 @@ func TestReconcileDecidesAboutWhatItHasSeen(t *testing.T) {
 	}
 }
 
+// TestReconcileIsNotInItsOwnWay: a replacement has the Runtime remove no abandoned container
+// that is still to be replaced.
+func TestReconcileIsNotInItsOwnWay(t *testing.T) {
+	h := newRealHost(t)
+	for range 10 {
+		r := h.Runtime(cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24"), cni.WithoutReaping())
+		testhost.MustSetUp(t, r, "c1", h.Container("c1"))
+		expect.NoError(t, netns.Remove(h.Path("netns", "c1")))
+		again := h.Runtime(cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24"))
+		expected := []reconcile.Expected{{ContainerID: "c2", NetNS: h.Container("c2")}, {ContainerID: "c3", NetNS: h.Container("c3")}, {ContainerID: "c1", NetNS: h.Container("c1")}}
+		expect.NoError(t, expect.Reported(reconcile.Run(t.Context(), again, expected, reconcile.Options{
+			Decide: func(cni.Health) reconcile.Decision { return reconcile.Replace },
+		})))
+		for _, e := range expected {
+			expect.NoError(t, r.Remove(t.Context(), e.ContainerID, ""), netns.Remove(e.NetNS))
+		}
+	}
+}
+
 // TestReconcileLeavesWhatIsHeld, unless its caller decides otherwise.
 func TestReconcileLeavesWhatIsHeld(t *testing.T) {
 	h := newRealHost(t)

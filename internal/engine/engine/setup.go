@@ -40,7 +40,9 @@ func (eng *Engine) Setup(ctx context.Context, c *Call, serially bool) (*SetupRes
 		if err == nil {
 			defer op.end()
 			op.c.Recorded.PrepareRecord()
-			reaper{eng}.request(op.c.Place.Host, true)
+			if replaces == nil { // or a container that is to be replaced would be removed first
+				reaper{eng}.request(op.c.Place.Host, true)
+			}
 			err = s.makeRoom(ctx, replaces)
 		}
 		if err != nil {
