@@ -178,6 +178,9 @@ type CleanUpTarget struct {
 // something could not be removed, or not be examined, the error is a
 // *[LeftoverError] and the record stays.
 //
+// With the container's last attachment goes the namespace that [WithNewNetNS] has made.
+// Remove is not needed afterwards: without a record it would ask the loaded plugins again.
+//
 // CleanUp excludes other calls for the container, and stops when ctx ends. It
 // may be repeated, and may be called for an attachment that never existed.
 func (r *Runtime) CleanUp(ctx context.Context, t CleanUpTarget) ([]string, error) {

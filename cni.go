@@ -155,9 +155,9 @@ func (l *loaded) setup(ctx context.Context, ns *Namespace, serially bool) (*Resu
 // *[LeftoverError]. Then the record stays, and Remove, [Runtime.Recover] or GC tries again. If
 // the record cannot be used, Remove returns a *[RecordError] and changes nothing.
 //
-// Remove may be called again. A container without a record, attached by go-cni, is
-// detached by libcni's cache and the loaded networks; for one that was never attached
-// Remove returns nil. path is used only for these, and may be empty or gone. ctx
+// Remove may be called again. A container without a record may be go-cni's: it is detached
+// by libcni's cache, and the plugins of the loaded networks are asked for DEL, whose failure
+// is an error as above. path is used only for these, and may be empty or gone. ctx
 // carries values only: Remove continues after its end, each plugin within
 // Timeouts.Del.
 func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
@@ -182,8 +182,9 @@ func (l *loaded) remove(ctx context.Context, ns *Namespace) error {
 // Check asks the plugins of the loaded networks, or of those selected with [WithNetwork] or
 // [WithNetworkConfig], whether the attachment is as [Runtime.Setup] left it, with the
 // configuration and the parameters of Setup. It stops at the first error, and returns
-// [ErrNotAttached] if there was no Setup, whatever the path. For a configuration older than
-// 0.4.0, which has no CHECK, it returns [ErrNoCheck]; one with disableCheck is skipped.
+// [ErrNotAttached] if there was no Setup, whatever the path. An empty path is that of the
+// Setup. For a configuration older than 0.4.0, which has no CHECK, it returns [ErrNoCheck];
+// one with disableCheck is skipped.
 func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
 	l := r.current.Load()
 	ctx, span := runner.CallSpan(ctx, "cni.Check", id, path)
@@ -237,13 +238,10 @@ func (r *Runtime) StatusOf(ctx context.Context, configs ...[]byte) error {
 		return r.status(ctx)
 	}
 	own, err := parseOwn(configs)
-	if err == nil {
-		err = r.current.Load().eng.AskStatusOf(ctx, own)
-	}
 	if err != nil {
 		return fmt.Errorf("status: %w", err)
 	}
-	return nil
+	return r.current.Load().eng.AskStatusOf(ctx, own)
 }
 
 // Ready returns nil if a Setup of all loaded networks could succeed now, or an error with

@@ -153,7 +153,8 @@ func WithInterfaceName(name string) NamespaceOpts {
 	}
 }
 
-// WithLabels adds labels to CNI_ARGS, as [WithArgs] does.
+// WithLabels adds labels to CNI_ARGS, as [WithArgs] does, for plugins that know them. The
+// caller's own values are for [WithMetadata].
 func WithLabels(labels map[string]string) NamespaceOpts {
 	return give(func(ns *Namespace) { maps.Copy(ns.args, labels) })
 }
@@ -161,6 +162,9 @@ func WithLabels(labels map[string]string) NamespaceOpts {
 // WithArgs adds k=v to CNI_ARGS. Neither may contain ';', '=', a newline or a NUL
 // byte: CNI_ARGS cannot quote them, and a value with a semicolon would set another
 // argument, such as an address.
+//
+// The reference plugins, and the built-in ones, refuse an argument that they do not know,
+// unless IgnoreUnknown is 1.
 func WithArgs(k, v string) NamespaceOpts {
 	return give(func(ns *Namespace) { ns.args[k] = v })
 }

@@ -295,7 +295,7 @@ func WithLogger(logger *slog.Logger) Opt {
 //
 // The work runs in the background. From the first Setup on, each call of Setup,
 // Remove or Check requests a scan of all records, which reads in parts with
-// pauses between them. No call waits for a scan, except a call for a container
+// pauses between them. A replacement of package reconcile requests none. No call waits for a scan, except a call for a container
 // that is being removed at that moment, and a Setup that wants a host port of an
 // abandoned container, which it removes itself; it waits for a second at most. If the
 // process ends during a removal, a later process continues it.

@@ -85,7 +85,8 @@ type NetworkResult struct {
 }
 
 // Interface is an interface that a network reported. Its addresses are in the
-// plugin's order.
+// plugin's order. Plugins report the addresses of the container alone: that of a bridge, or of
+// the host's end of a ptp pair, is the Gateway of one of these, and [Runtime.Gateways] has it.
 type Interface struct {
 	Name       string
 	Network    string // the network that reported it

@@ -62,8 +62,11 @@ type Options struct {
 // about those that are not healthy.
 //
 // Several containers are repaired or replaced at once, each under its lock. One that
-// another call has changed since its verdict is not replaced; that is cni.ErrBusy. The
-// error is the reason why Run could not look, or cni.ErrInvalidArgument for an ID that is
+// another call has changed since its verdict is not replaced; that is cni.ErrBusy, and another
+// Run decides anew. The change may be the Runtime's own, which removes abandoned containers in
+// the background; see cni.WithoutReaping.
+//
+// The error is the reason why Run could not look, or cni.ErrInvalidArgument for an ID that is
 // invalid or named twice; then nothing was changed. If ctx ends, Setups and repairs end,
 // and the result has the outcome for each container.
 func Run(ctx context.Context, rt *cni.Runtime, expected []Expected, o Options) (*Result, error) {

@@ -218,8 +218,17 @@ func TestFault_F8_AnErrorOfTheRollbackIsPartOfTheError(t *testing.T) {
 	s.On("q", "DEL", testhost.Says(6, "stuck"))
 	s.On("p", "DEL", testhost.Says(7, "stuck too"))
 	_, err := r.Setup(t.Context(), "c1", path)
-	expect.Same(t, "errors", testhost.Messages(err), []string{"q: no", "q: stuck", "p: stuck too"})
-	fails(t, err, "roll back: ")
+	const where = `network "net" of container c1, interface eth0: plugin type=`
+	parts := []string{
+		"add " + where + `"q" failed (add): no (code 5)`,
+		"roll back: del " + where + `"q" failed (delete): stuck (code 6)`,
+		"del " + where + `"p" failed (delete): stuck too (code 7)`,
+		"fix the cause and call Remove again, or call CleanUp to abandon it",
+	}
+	expect.Same(t, "error", err.Error(), strings.Join(parts, "; "))
+	expect.Same(t, "whole error", fmt.Sprintf("%+v", err), strings.Join(parts, "\n"))
+	left := (*cni.LeftoverError)(nil)
+	expect.That(t, errors.As(err, &left) && left.ContainerID == "c1", "%#v is no LeftoverError of c1", err)
 }
 
 func TestFault_F14_TheCallersContextEndsDuringADD(t *testing.T) {

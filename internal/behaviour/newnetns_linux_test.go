@@ -54,6 +54,21 @@ func (m *maker) recordedAs(id string) netns.ID {
 	return expect.Value(m.Records().Load(record.ID(id)))(m.T).NetNS.ID()
 }
 
+// TestCleanUpDeletesTheNamespace with the last attachment. Without a record, Remove asks the
+// plugins of the loaded networks.
+func TestCleanUpDeletesTheNamespace(t *testing.T) {
+	m := newMaker(t)
+	result := expect.Value(m.Setup("c1", ""))(t)
+	m.On("first", "DEL", testhost.Says(5, "gone for good"))
+	err := m.Remove(t.Context(), "c1", "")
+	expect.That(t, errors.As(err, new(*cni.LeftoverError)), "Remove: %v", err)
+	expect.That(t, expect.Exists(t, result.NetNS), "the namespace is gone before CleanUp")
+	expect.Value(m.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth0"}))(t)
+	expect.That(t, !expect.Exists(t, result.NetNS), "the namespace is still there")
+	expect.Says(t, "Remove afterwards", m.Remove(t.Context(), "c1", ""), "gone for good")
+	m.WantClean(m.before)
+}
+
 func TestSetupMakesTheNamespaceThatRemoveDeletes(t *testing.T) {
 	for _, chosen := range []bool{false, true} {
 		m := newMaker(t)
@@ -69,7 +84,13 @@ func TestSetupMakesTheNamespaceThatRemoveDeletes(t *testing.T) {
 		calls := m.Calls()
 		expect.Same(t, "CNI_NETNS", calls[len(calls)-1].NetNS, want)
 		expect.Same(t, "Attachments", expect.Value(m.Attachments())(t)[0].NetNS, want)
-		expect.NoError(t, m.Check(t.Context(), "c1", want))
+		m.TakeCalls()
+		expect.NoError(t, m.Check(t.Context(), "c1", want), m.Check(t.Context(), "c1", ""))
+		calls = m.TakeCalls()
+		expect.Same(t, "calls of Check", testhost.Rendered(calls), []string{"CHECK first c1/eth0", "CHECK first c1/eth0"})
+		expect.Same(t, "CNI_NETNS without a path", calls[1].NetNS, want)
+		expect.Says(t, "Check of nothing", m.Check(t.Context(), "c2", ""),
+			`check container "c2": no path given; name the container's namespace: invalid network namespace; and it is not attached`)
 
 		// It is the container's as if the caller had made it.
 		m.addLinkAt(want, "eth0") // the scripted plugin makes none

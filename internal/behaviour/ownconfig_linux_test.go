@@ -302,10 +302,12 @@ func TestStatusOfNetworksThatAreNotLoaded(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{"STATUS q /", "STATUS r /"})
 	s.On("q", "STATUS", testhost.Says(50, "no"))
 	err := r.StatusOf(t.Context(), two, three)
-	expect.Same(t, "errors", testhost.Messages(err), []string{"q: no"})
+	expect.Same(t, "error", err.Error(), `status network "two": plugin type="q" failed (status): no (code 50)`)
 	expect.Same(t, "code", engine.AsCNIError(err).Code, uint(50))
 	expect.Same(t, "calls", s.Took(), []string{"STATUS q /"})
-	expect.Is(t, r.StatusOf(t.Context(), two, []byte("{")), cni.ErrInvalidConfig)
+	err = r.StatusOf(t.Context(), two, []byte("{"))
+	expect.Is(t, err, cni.ErrInvalidConfig)
+	fails(t, err, "status: ")
 	expect.Same(t, "calls", s.Took(), []string{})
 }
 

@@ -314,11 +314,31 @@ func TestReconcileDecidesAboutWhatItHasSeen(t *testing.T) {
 			return reconcile.Replace
 		}})
 		expect.Is(t, again.Err, cni.ErrBusy)
+		expect.Says(t, what, again.Err, `set up container "c1": it has changed since the verdict; call reconcile.Run again: another call for the container is under way`)
 		expect.Same(t, what, hasLinkAt(h.T, h.Path("netns", "c1"), "eth0"), anew)
 		if _, err := r.Setup(t.Context(), "c1", h.Path("netns", "c1")); err != nil {
 			expect.Is(t, err, cni.ErrAlreadyAttached)
 		}
 		h.DelLink("c1", "eth0")
+	}
+}
+
+// TestReconcileIsNotInItsOwnWay: a replacement has the Runtime remove no abandoned container
+// that is still to be replaced.
+func TestReconcileIsNotInItsOwnWay(t *testing.T) {
+	h := newRealHost(t)
+	for range 10 {
+		r := h.Runtime(cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24"), cni.WithoutReaping())
+		testhost.MustSetUp(t, r, "c1", h.Container("c1"))
+		expect.NoError(t, netns.Remove(h.Path("netns", "c1")))
+		again := h.Runtime(cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24"))
+		expected := []reconcile.Expected{{ContainerID: "c2", NetNS: h.Container("c2")}, {ContainerID: "c3", NetNS: h.Container("c3")}, {ContainerID: "c1", NetNS: h.Container("c1")}}
+		expect.NoError(t, expect.Reported(reconcile.Run(t.Context(), again, expected, reconcile.Options{
+			Decide: func(cni.Health) reconcile.Decision { return reconcile.Replace },
+		})))
+		for _, e := range expected {
+			expect.NoError(t, r.Remove(t.Context(), e.ContainerID, ""), netns.Remove(e.NetNS))
+		}
 	}
 }
 

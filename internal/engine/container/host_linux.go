@@ -76,7 +76,7 @@ func (h *Host) OpenContainer(path, verb string) (*netns.Handle, string, error) {
 		case "ADD":
 			return nil, "", fmt.Errorf("no path given; name a namespace, or have one made with WithNewNetNS: %w", outcome.ErrInvalidNetNS)
 		}
-		return nil, "", fmt.Errorf("no path given: %w", outcome.ErrInvalidNetNS)
+		return nil, "", fmt.Errorf("no path given; name the container's namespace: %w", outcome.ErrInvalidNetNS)
 	}
 	container, err := netns.Open(path)
 	switch {

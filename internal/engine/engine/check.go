@@ -21,8 +21,14 @@ import (
 	"github.com/embedcni/cni/outcome"
 )
 
-// Check asks the plugins of the attachments for CHECK.
+// Check asks the plugins of the attachments for CHECK, without a path at that of the record.
 func (eng *Engine) Check(ctx context.Context, c *Call) error {
+	if c.Err == nil && c.Path == "" {
+		if rec, err := eng.Store.Records.Load(c.ID); err == nil && rec != nil {
+			at := *c
+			at.Path, c = rec.NetNS.Path, &at
+		}
+	}
 	op, err := eng.begin(c, "CHECK")
 	if errors.Is(err, outcome.ErrInvalidNetNS) && !isKnown(eng, c.ID) {
 		err = fmt.Errorf("%w; and it is %w", err, outcome.ErrNotAttached)

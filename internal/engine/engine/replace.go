@@ -23,7 +23,7 @@ type replacing struct{}
 type replacement struct{ seen *record.Record }
 
 // errChanged: the decision was about another state of the container.
-var errChanged = fmt.Errorf("it has changed since the verdict: %w", outcome.ErrBusy)
+var errChanged = fmt.Errorf("it has changed since the verdict; call reconcile.Run again: %w", outcome.ErrBusy)
 
 // clear removes all attachments of the container. It removes nothing if the container is
 // not as it was seen, or if the Setup that follows could not succeed.

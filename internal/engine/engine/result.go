@@ -2,9 +2,11 @@ package engine
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -144,3 +146,27 @@ func (r *rollbackError) Format(s fmt.State, verb rune) {
 }
 
 func (r *rollbackError) Unwrap() []error { return []error{r.err, r.rollback} }
+
+// leftBehind is the error of a rollback that could not remove everything. The error of the
+// ADD, which stands before it, and those of the DELs in it name the container.
+type leftBehind struct{ error }
+
+func (l *leftBehind) Error() string { return l.of(l.error.Error()) }
+
+// Format prints the leftovers with %+v.
+func (l *leftBehind) Format(s fmt.State, verb rune) {
+	if joined.Whole(s, verb) {
+		_, _ = io.WriteString(s, l.of(fmt.Sprintf("%+v", l.error)))
+		return
+	}
+	joined.Print(s, verb, l.Error())
+}
+
+func (l *leftBehind) of(text string) string {
+	if left, ok := l.error.(*outcome.LeftoverError); ok {
+		text = strings.TrimPrefix(text, "container "+left.ContainerID+" could not be removed: ")
+	}
+	return "roll back: " + text
+}
+
+func (l *leftBehind) Unwrap() error { return l.error }

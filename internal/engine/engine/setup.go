@@ -40,7 +40,9 @@ func (eng *Engine) Setup(ctx context.Context, c *Call, serially bool) (*SetupRes
 		if err == nil {
 			defer op.end()
 			op.c.Recorded.PrepareRecord()
-			reaper{eng}.request(op.c.Place.Host, true)
+			if replaces == nil { // or a container that is to be replaced would be removed first
+				reaper{eng}.request(op.c.Place.Host, true)
+			}
 			err = s.makeRoom(ctx, replaces)
 		}
 		if err != nil {
@@ -382,7 +384,7 @@ func (s *setup) rollBack(ctx context.Context) error {
 		err = Join(err, s.op.tearDown(context.WithoutCancel(ctx), begun))
 	}
 	if err != nil {
-		return joined.Errorf("roll back: %w", leftover(s.op.c.Recorded.ID, err))
+		return &leftBehind{leftover(s.op.c.Recorded.ID, err)}
 	}
 	return nil
 }

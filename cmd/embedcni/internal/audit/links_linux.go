@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/cnitest"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -26,7 +27,7 @@ func (a *auditor) kernel(ctx context.Context, path string) (err error) {
 	if err != nil {
 		return fmt.Errorf("host's network namespace: %w", err)
 	}
-	defer func() { err = errors.Join(err, host.Close()) }()
+	defer func() { err = joined.Errors(err, host.Close()) }()
 	n := a.findNamespaces(host.ID())
 	err = host.Do(func() error {
 		if err := a.filters(ctx); err != nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // cleanupView is what was found of an attachment in JSON.
@@ -80,7 +81,7 @@ func (a *app) cleanup(ctx context.Context, args, addresses []string, yes bool) e
 	}
 	views, err := a.cleanAll(ctx, rt, targets)
 	if printed := a.print(views, func() string { return a.cleanupTable(views) }); printed != nil {
-		return errors.Join(err, printed)
+		return joined.Errors(err, printed)
 	}
 	return err
 }
@@ -133,7 +134,7 @@ func (a *app) cleanAll(ctx context.Context, rt *cni.Runtime, targets []cni.Clean
 		views, errs = append(views, v), append(errs, err)
 		p.step()
 	}
-	return views, errors.Join(errs...)
+	return views, joined.Errors(errs...)
 }
 
 func (a *app) cleanupTable(views []cleanupView) string {

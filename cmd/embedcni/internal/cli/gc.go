@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // gcView is what gc has done, or would do, in JSON.
@@ -83,7 +84,7 @@ func (a *app) gc(ctx context.Context, args []string, f gcFlags) error {
 	}
 	v := viewGC(report, !f.yes)
 	if printed := a.print(v, func() string { return a.gcTable(v) }); printed != nil {
-		return errors.Join(err, printed)
+		return joined.Errors(err, printed)
 	}
 	if err == nil && len(v.Failed) > 0 {
 		return advise(errors.New(plural(len(v.Failed), "container")+" could not be removed"),

@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/cnitest"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // TestEnvironmentOfCnitool attaches a container with cnitool's environment, and finds it as
@@ -155,4 +156,20 @@ func TestTimeout(t *testing.T) {
 	if stdout, _ := s.want(exitOK, "list", "--json"); stdout != "[]\n" {
 		t.Errorf("on record is still\n%s", stdout)
 	}
+}
+
+// TestSeveralErrorsStandInOneLine: those of a container with two attachments.
+func TestSeveralErrorsStandInOneLine(t *testing.T) {
+	s := newSession(t)
+	s.host.WriteConf("20-vpc.conflist", cloud)
+	s.host.Plugin("cloud", cnitest.Script{})
+	path := cnitest.Container(t)
+	s.want(exitOK, "add", "pods", path, "--id", "web")
+	s.env["CNI_IFNAME"] = "eth1"
+	s.want(exitOK, "add", "vpc", path, "--id", "web")
+	_, stderr := s.want(exitFailed, "cleanup", "web", "--timeout", "1ns")
+	expect.Same(t, "stderr", stderr, `embedcni cleanup: clean up interface "eth0" of container "web" on network "pods": lock "barrier" and 1 more: context deadline exceeded; `+
+		`clean up interface "eth1" of container "web" on network "vpc": lock "barrier" and 1 more: context deadline exceeded
+  Give it more time with --timeout.
+`)
 }

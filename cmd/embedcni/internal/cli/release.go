@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // releaseView is what a container that is gone still holds, in JSON.
@@ -109,7 +110,7 @@ func (a *app) releaseAll(ctx context.Context, rt *cni.Runtime, gone []container)
 	}
 	views := make([]removeView, len(gone))
 	for i, c := range gone {
-		err := errors.Join(report.Failed[c.id], report.Skipped[c.id])
+		err := joined.Errors(report.Failed[c.id], report.Skipped[c.id])
 		if err == nil && !slices.Contains(report.Removed, c.id) {
 			err = errors.New("it was attached anew, or removed, meanwhile")
 		}

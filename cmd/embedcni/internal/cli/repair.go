@@ -10,6 +10,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/guard"
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // repairView is what repair has done, or would do, for a container, in JSON.
@@ -127,7 +128,7 @@ func (a *app) repaired(ctx context.Context, rt *cni.Runtime, wanted []container,
 func viewRepair(c container, r *cni.RepairReport, h cni.Health) repairView {
 	v := repairView{ContainerID: c.id, State: string(h.State), Repaired: []differenceView{}, Remaining: []remainingView{}}
 	if h.State != cni.StateHealthy {
-		v.Reason = textOf(errors.Join(append(slices.Clone(r.Unknown), h.Reason)...))
+		v.Reason = textOf(joined.Errors(append(slices.Clone(r.Unknown), h.Reason)...))
 	}
 	for _, d := range r.Repaired {
 		v.Repaired = append(v.Repaired, viewDifference(d))

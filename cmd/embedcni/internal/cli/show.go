@@ -12,6 +12,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/guard"
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // showView is a container in JSON.
@@ -90,7 +91,7 @@ func (a *app) show(id string) error {
 			v.Holds = append(v.Holds, holdView{h.ContainerID, h.Network, h.Owner, h.Reason, h.Since})
 		}
 	}
-	return errors.Join(a.print(v, func() string { return a.showText(v) }), err)
+	return joined.Errors(a.print(v, func() string { return a.showText(v) }), err)
 }
 
 // addResult adds what the plugins have reported.

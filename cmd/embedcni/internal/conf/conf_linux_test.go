@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/cnitest"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/sandbox"
 )
 
 // STATUS looks at the host.
-func TestMain(m *testing.M) { os.Exit(cnitest.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(sandbox.Main(m, sandbox.Before(pluginSources))) }
 
 // check writes files into a directory and checks that.
 func check(t *testing.T, files map[string]string) []string {
@@ -55,6 +55,9 @@ func TestFindings(t *testing.T) {
 		content string
 		want    []string
 	}{
+		{list(`{"type": "macvlan", "master": "eth0", "ipMasq": true}`), []string{
+			`a.conflist:2:39: plugin macvlan has no field "ipMasq", and ignores it | delete it, unless it is for another program`,
+		}},
 		{list(bridge, `{"type": "firewall"}`, `{"type": "portmap", "capabilities": {"portMappings": true}}`), nil},
 		{list(`{"type": "flannel", "delegate": {"hairpinMode": true, "isDefaultGateway": true}, "ipam": {"dataDir": "/x"}}`,
 			`{"type": "portmap", "capabilities": {"portMappings": true}}`), nil},

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// The fields of the reference plugins, and the kinds of their values; see
-// https://www.cni.dev/plugins/current.
+// fields are those that a plugin decodes, and the kinds of their values. A test compares the
+// tables with the sources of the reference plugins.
 type fields map[string]kind
 
 // listFields are those of a list of plugins (CNI specification 1.1.0, section 1), and
@@ -20,32 +20,35 @@ var listFields = fields{
 // anyPlugin are the fields that every plugin may have.
 var anyPlugin = fields{
 	"cniVersion": text, "name": text, "type": text, "capabilities": object, "ipam": object, "dns": object,
-	"args": object, "runtimeConfig": object, "prevResult": object, "ipMasq": truth,
+	"args": object, "runtimeConfig": object, "prevResult": object,
 }
 
 var pluginFields = map[string]fields{
 	"bridge": {
-		"bridge": text, "isGateway": truth, "isDefaultGateway": truth, "forceAddress": truth, "ipMasqBackend": text,
+		"bridge": text, "isGateway": truth, "isDefaultGateway": truth, "forceAddress": truth, "ipMasq": truth, "ipMasqBackend": text,
 		"mtu": number, "hairpinMode": truth, "promiscMode": truth, "vlan": number, "vlanTrunk": array,
 		"preserveDefaultVlan": truth, "macspoofchk": truth, "enabledad": truth, "disableContainerInterface": truth,
-		"portIsolation": truth, "mac": text,
+		"portIsolation": truth,
 	},
-	"ptp":         {"mtu": number, "ipMasqBackend": text},
+	"ptp":         {"mtu": number, "ipMasq": truth, "ipMasqBackend": text},
 	"macvlan":     {"master": text, "mode": text, "mtu": number, "mac": text, "linkInContainer": truth, "bcqueuelen": number},
 	"ipvlan":      {"master": text, "mode": text, "mtu": number, "linkInContainer": truth},
 	"vlan":        {"master": text, "vlanId": number, "mtu": number, "linkInContainer": truth},
 	"host-device": {"device": text, "hwaddr": text, "kernelpath": text, "pciBusID": text},
 	"flannel":     {"subnetFile": text, "dataDir": text, "delegate": object},
-	"dummy":       {},
-	"loopback":    {},
+	"tap": {
+		"multiQueue": truth, "mtu": number, "mac": text, "owner": number, "group": number, "selinuxContext": text, "bridge": text,
+	},
+	"dummy":    {},
+	"loopback": {},
 	"portmap": {
 		"backend": text, "snat": truth, "masqAll": truth, "markMasqBit": number, "externalSetMarkChain": text,
 		"conditionsV4": array, "conditionsV6": array,
 	},
 	"firewall":  {"backend": text, "iptablesAdminChainName": text, "firewalldZone": text, "ingressPolicy": text},
-	"bandwidth": {"ingressRate": number, "ingressBurst": number, "egressRate": number, "egressBurst": number, "unshapedSubnets": array, "shapedSubnets": array},
+	"bandwidth": {"ingressRate": number, "ingressBurst": number, "egressRate": number, "egressBurst": number},
 	"tuning":    {"sysctl": object, "mac": text, "promisc": truth, "mtu": number, "allmulti": truth, "txQLen": number, "dataDir": text},
-	"sbr":       {"table": number, "addSourceHints": truth},
+	"sbr":       {"table": number, "addSourceHints": truth, "gateways": array},
 	"vrf":       {"vrfname": text, "table": number},
 }
 
@@ -55,7 +58,7 @@ var ipamFields = map[string]fields{
 		"subnet": text, "rangeStart": text, "rangeEnd": text, "gateway": text,
 	},
 	"static": {"type": text, "addresses": array, "routes": array, "dns": object},
-	"dhcp":   {"type": text, "daemonSocketPath": text, "request": array, "provide": array, "priority": number, "skipDefault": truth},
+	"dhcp":   {"type": text, "daemonSocketPath": text, "request": array, "provide": array, "priority": number},
 }
 
 var (

@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -37,7 +38,7 @@ func openHost(path string) (_ *host, err error) {
 		{unix.NETLINK_NETFILTER, []uint{unix.NFNLGRP_NFTABLES}},
 	} {
 		if err := h.subscribe(l.protocol, l.groups); err != nil {
-			return nil, errors.Join(err, h.close())
+			return nil, joined.Errors(err, h.close())
 		}
 	}
 	return h, nil

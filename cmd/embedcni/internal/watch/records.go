@@ -15,6 +15,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/kernel/joined"
 )
 
 // attachmentKey names an attachment.
@@ -118,7 +119,7 @@ func newRecordWatch(dir string) (*recordWatch, error) {
 	}
 	r := &recordWatch{dir: dir, notifier: notifier}
 	if err := r.arm(); err != nil {
-		return nil, errors.Join(err, notifier.Close())
+		return nil, joined.Errors(err, notifier.Close())
 	}
 	return r, nil
 }

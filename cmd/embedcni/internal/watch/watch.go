@@ -20,6 +20,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/cmd/embedcni/internal/words"
 	"github.com/embedcni/cni/guard"
+	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/netconf"
 )
 
@@ -90,12 +91,12 @@ func Run(ctx context.Context, rt *cni.Runtime, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, host.close()) }()
+	defer func() { err = joined.Errors(err, host.close()) }()
 	records, err := newRecordWatch(rt.GetConfig().RecordDir)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, records.close()) }()
+	defer func() { err = joined.Errors(err, records.close()) }()
 	if err := w.begin(records); err != nil {
 		return err
 	}
@@ -124,7 +125,7 @@ func runAll(ctx context.Context, cancel context.CancelFunc, parts []func(context
 		})
 	}
 	all.Wait()
-	return errors.Join(errs...)
+	return joined.Errors(errs...)
 }
 
 // watcher is a Run.
