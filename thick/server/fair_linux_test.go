@@ -207,7 +207,7 @@ func TestALargeRequestHoldsUpNobody(t *testing.T) {
 	for _, conn := range conns[:8] {
 		go func() { _, _ = conn.Write(make([]byte, wire.MaxRequest-1)) }() // some are refused meanwhile
 	}
-	expect.Eventually(t, "the large requests have taken their share", func() bool { return server.Room(d.Server) < room*6/10 })
+	expect.Eventually(t, "large requests take room", func() bool { return server.Room(d.Server) < room*9/10 })
 	for _, verb := range []string{"ADD", "DEL", "STATUS"} {
 		d.wants(t, "/cni", request(verb, "c1"), 200)
 	}

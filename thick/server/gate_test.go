@@ -74,6 +74,19 @@ func TestNetworksTakeTurns(t *testing.T) {
 	}
 }
 
+// TestOthersPassANetworkThatHasItsShare, though it has waited for longer.
+func TestOthersPassANetworkThatHasItsShare(t *testing.T) {
+	g := testGate(1, 100)
+	x, many := g.apply(t, "x"), g.apply(t, "many")
+	again, few := g.apply(t, "many"), g.apply(t, "few")
+	x.leave()
+	expect.Same(t, "the next is", []bool{many.hasSlot(), again.hasSlot(), few.hasSlot()}, []bool{true, false, true})
+	few.leave()
+	expect.Same(t, "a slot is kept", again.hasSlot(), false)
+	many.leave()
+	expect.Same(t, "then it has its turn", again.hasSlot(), true)
+}
+
 // TestShares: what each kind has of 32 slots while its calls are all there are.
 func TestShares(t *testing.T) {
 	for _, c := range []struct {

@@ -138,7 +138,7 @@ func (s *Server) call(o *Observation, w http.ResponseWriter, r *http.Request) ([
 	}
 	others, end := s.holds.call(c.ContainerID)
 	defer end()
-	if others > 0 && isPlugins(r.Context()) {
+	if s.isPlugins(r.Context(), others) {
 		return nil, c.asksItself()
 	}
 	ctx, cancel := context.WithTimeoutCause(r.Context(), s.limits.Deadline,

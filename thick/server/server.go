@@ -24,11 +24,15 @@ type Server struct {
 	logger     *slog.Logger
 	http       *http.Server
 
-	gate     *gate
-	bytes    budget
-	files    files
-	holds    holds
-	running  running
+	gate    *gate
+	bytes   budget
+	files   files
+	holds   holds
+	running running
+
+	firstChild sync.Once // the first call of a process that this one has started
+	isRuntime  bool      // this process executes shims itself: that call came during no other
+
 	conns    chan struct{}           // a token for each connection
 	alive    context.Context         // ends when a Shutdown gives up
 	abort    context.CancelCauseFunc // ends it
@@ -99,8 +103,8 @@ const (
 //
 // A plugin that the Backend has started must not ask for its own container: the call would wait
 // for itself. It is refused with code 7, "invalid network config", but for DEL, which has
-// nothing to detach. Any other program that this process has started may call, unless a call
-// for the same container is under way.
+// nothing to detach. A process that is runtime and daemon in one may call by shims that it
+// starts: then the first call of such a shim comes while no other for its container is under way.
 func (s *Server) Serve(l net.Listener) error {
 	return s.http.Serve(&guarded{Listener: l, server: s, closed: make(chan struct{})})
 }
@@ -195,9 +199,13 @@ func withPeer(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, peerKey{}, who)
 }
 
-// isPlugins reports whether the client of a request is a plugin that this process runs, or was
-// started by one.
-func isPlugins(ctx context.Context) bool {
+// isPlugins reports whether the client of a request is a plugin that the Backend runs, or was
+// started by one, in one of the other calls for its container.
+func (s *Server) isPlugins(ctx context.Context, others int) bool {
 	who, known := ctx.Value(peerKey{}).(peer)
-	return known && isDescendant(who.pid)
+	if !known || !isDescendant(who.pid) {
+		return false
+	}
+	s.firstChild.Do(func() { s.isRuntime = others == 0 })
+	return others > 0 && !s.isRuntime
 }

@@ -11,8 +11,8 @@
 // and a daemon's error object with its code and details.
 //
 // ADD, CHECK and GC wait for a daemon that is about to start, for a limited time. DEL does
-// not wait: if no daemon is there, it is queued on the disk, and the daemon carries it out
-// before it serves again. See Options.
+// not wait: if no daemon is there, it is queued on the disk, and the next daemon carries it
+// out. See Options.
 package shim
 
 import (

@@ -1,5 +1,5 @@
 // Package delqueue keeps CNI DELs on disk that no daemon could be asked for. A shim puts
-// them there, and the daemon carries them out before it serves again.
+// them there, and the next daemon carries them out.
 //
 // A DEL may be carried out long after its caller has been told that it is done, when
 // the container may have been attached anew. So an entry has the moment at which the DEL

@@ -21,23 +21,32 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 )
 
-// sourcesVariable has the directory of the reference plugins' sources.
-const sourcesVariable = "EMBEDCNI_TEST_PLUGIN_SOURCES"
+// These variables have the directories of the reference plugins' sources, and of those of the
+// last version with flannel.
+const (
+	sourcesVariable = "EMBEDCNI_TEST_PLUGIN_SOURCES"
+	flannelVariable = "EMBEDCNI_TEST_FLANNEL_SOURCES"
+)
 
-// pluginSources finds the sources in the version of which the built-in plugins are, outside,
+// pluginSources finds the sources in the versions that other tests compare with, outside,
 // where they can be downloaded.
-func pluginSources() ([]string, error) {
-	cmd := exec.Command("go", "mod", "download", "-json", "github.com/containernetworking/plugins")
-	cmd.Dir = "../../../../internal/oracle" // the module that requires them
-	out, err := cmd.Output()
-	if err != nil {
-		return nil, fmt.Errorf("find the sources of the reference plugins: %w: %s", err, out)
+func pluginSources() (env []string, err error) {
+	for variable, requires := range map[string]string{
+		sourcesVariable: "internal/oracle", flannelVariable: "internal/refplugins/mains/flannel",
+	} {
+		cmd := exec.Command("go", "mod", "download", "-json", "github.com/containernetworking/plugins")
+		cmd.Dir = filepath.Join("../../../..", requires)
+		out, err := cmd.Output()
+		if err != nil {
+			return nil, fmt.Errorf("find the sources of the reference plugins: %w: %s", err, out)
+		}
+		var module struct{ Dir string }
+		if err := json.Unmarshal(out, &module); err != nil {
+			return nil, fmt.Errorf("go mod download: %w", err)
+		}
+		env = append(env, variable+"="+module.Dir)
 	}
-	var module struct{ Dir string }
-	if err := json.Unmarshal(out, &module); err != nil {
-		return nil, fmt.Errorf("go mod download: %w", err)
-	}
-	return []string{sourcesVariable + "=" + module.Dir}, nil
+	return env, nil
 }
 
 // later are fields of later releases, of plugins that are not built in.
@@ -47,7 +56,7 @@ var later = map[string]fields{"sbr": {"addSourceHints": truth, "gateways": array
 // the plugins decode their configurations.
 func TestTheFieldsAreThoseOfTheReferencePlugins(t *testing.T) {
 	plugins := filepath.Join(os.Getenv(sourcesVariable), "plugins")
-	want := map[string]fields{}
+	want := map[string]fields{"flannel": readSource(t, filepath.Join(os.Getenv(flannelVariable), "plugins/meta/flannel")).plugin()}
 	for _, dir := range append(expect.Value(filepath.Glob(plugins+"/main/*"))(t), expect.Value(filepath.Glob(plugins+"/meta/*"))(t)...) {
 		if typ := filepath.Base(dir); typ != "windows" {
 			want[typ] = readSource(t, dir).plugin()
