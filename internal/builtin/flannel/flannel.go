@@ -3,7 +3,7 @@
 // the plugin has the container attached in that subnet, by the plugin bridge or another
 // delegate.
 //
-// It takes the configuration of the reference plugin (flannel-io/cni-plugin v1.9.0), gives
+// It takes the configuration of the reference plugin (flannel-io/cni-plugin), gives
 // the delegate the same configuration, and keeps that in the same file, so that the DEL of
 // either undoes the ADD of the other. The differences:
 //   - CHECK and STATUS ask the delegate, and compare the lease with the container's
