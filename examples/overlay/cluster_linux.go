@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -75,10 +76,28 @@ func (c *cluster) begin(ctx context.Context, version string) error {
 	if err := c.tooEarly(ctx); err != nil {
 		return err
 	}
-	if err := each(c.hosts, func(m *machine) error { return c.join(ctx, m) }); err != nil {
-		return err
+	// One after the other: the key of a lease in etcd has the subnets of both families, so that
+	// two flannelds at once can take different ones of IPv4 with the same one of IPv6.
+	for _, m := range c.hosts {
+		if err := c.join(ctx, m); err != nil {
+			return err
+		}
 	}
 	c.sayLeases()
+	return c.distinct()
+}
+
+// distinct checks that each host has subnets of its own.
+func (c *cluster) distinct() error {
+	owner := map[netip.Prefix]*machine{}
+	for _, m := range c.hosts {
+		for _, subnet := range []netip.Prefix{m.lease.IPv4, m.lease.IPv6} {
+			if other := owner[subnet]; other != nil {
+				return fmt.Errorf("%s and %s both have %s", m.name, other.name, subnet)
+			}
+			owner[subnet] = m
+		}
+	}
 	return nil
 }
 

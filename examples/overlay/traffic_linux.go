@@ -352,7 +352,11 @@ func (a *Agent) PingMany(v Volley, reply *Flown) error {
 	return nil
 }
 
+// volley counts after a first answer, for which the kernel has to find the neighbours.
 func volley(w Way, times int) (lost int, err error) {
+	if err := ping(w, patience, &Pong{}); err != nil {
+		return 0, err
+	}
 	p, err := newPinger(w.From, w.To)
 	if err != nil {
 		return 0, err
