@@ -158,7 +158,7 @@ func (c *cluster) end(ctx context.Context) error {
 				return err
 			}
 		}
-		return errors.Join(c.empty(ctx, m), m.powerOff(ctx))
+		return errors.Join(c.empty(ctx, m), m.powerOff())
 	})
 	if c.etcd.service != nil {
 		c.etcd.service.stop(unix.SIGTERM)

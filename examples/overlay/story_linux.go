@@ -228,7 +228,7 @@ func (c *cluster) powerCut(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := two.powerOff(ctx); err != nil {
+	if err := two.powerOff(); err != nil {
 		return err
 	}
 	if err := c.silent(ctx, one, job(one).ID, web(two).ID); err != nil {
