@@ -35,8 +35,8 @@ ELSEWHERE  := windows darwin
 # rest. REQUIRING have requirements alone, and no packages. Of what the library
 # imports, those whose tests need no later version of CNI's or OpenTelemetry's module require
 # the root's versions, so that the library is compiled and checked once for all of them.
-MODULES    ?= . internal/oracle internal/whereabouts thick/multus bench thick/metrics thick/kube gocni examples/faas cmd/embedcni
-REQUIRING  := internal/refplugins/mains internal/refplugins/mains/flannel internal/lint internal/deb
+MODULES    ?= . internal/oracle internal/whereabouts thick/multus bench thick/metrics thick/kube gocni examples/faas examples/overlay cmd/embedcni
+REQUIRING  := internal/refplugins/mains internal/refplugins/mains/flannel internal/lint internal/deb examples/overlay/flanneld
 # These require Kubernetes or containerd, whose packages take minutes to compile and check the
 # first time. make lint leaves them to make test.
 HEAVY      := thick/multus thick/kube examples/faas
@@ -45,7 +45,7 @@ LINTED     ?= $(filter-out $(HEAVY),$(MODULES))
 # of behaviour. These run the library's programs from outside, or compare it with others;
 # without the detector they start thousands of processes in a fifth of the time, and no
 # dependency is compiled twice.
-RACELESS   := internal/oracle internal/whereabouts thick/multus bench gocni examples/faas cmd/embedcni
+RACELESS   := internal/oracle internal/whereabouts thick/multus bench gocni examples/faas examples/overlay cmd/embedcni
 OUTSIDE    := /(internal/(damage|faults|interchange)|examples(/.*)?)$$
 STATIC     := $(GO) tool -modfile=$(CURDIR)/internal/lint/go.mod staticcheck
 FUZZTIME   ?= 30s
@@ -82,10 +82,10 @@ outside:
 
 # What the tests need of the system: a C compiler for the race detector, the tools that the
 # reference plugins call, and what the examples run. .ci/deps says which are missing before it
-# installs them. The firewalld and the containerd are for tests that start one of their own: the
-# system's does not start, and is not masked.
+# installs them. The firewalld, the containerd and the etcd are for tests that start one of their
+# own: the system's does not start, and is not masked.
 NEEDED := gcc:gcc iptables:iptables ip6tables:iptables nft:nftables firewalld:firewalld dbus-daemon:dbus-daemon \
-	containerd:containerd runc:runc busybox:busybox-static
+	containerd:containerd runc:runc busybox:busybox-static etcd:etcd-server
 deps:
 	@.ci/deps $(NEEDED)
 
