@@ -60,15 +60,7 @@ func TestARemovalWithoutTheStoreIsRepeated(t *testing.T) {
 	c.b.lose()
 	going := []*attached{forced, collected, removed, recovered}
 	quick := []*cni.Runtime{c.a.Runtime(networks[0], second), c.b.Runtime(networks[1], second)}
-	failures := make([]error, len(going))
-	expect.NoError(t, testhost.InParallel(len(going), func(i int) error {
-		failures[i] = quick[i/3].Remove(t.Context(), going[i].id, going[i].path)
-		return nil
-	}))
-	for i, err := range failures {
-		expect.Is(t, err, context.DeadlineExceeded)
-		expect.Says(t, going[i].id, err, `IPAM plugin "whereabouts"`)
-	}
+	stay(t, going, func(i int) *cni.Runtime { return quick[i/3] })
 	c.a.onlyRecords(before)
 	expect.Same(t, "on record", recorded(t, a), []string{"forced failed", "gc failed", "remove failed"})
 	expect.Same(t, "on record", recorded(t, b), []string{"lives attached", "recover failed"})
@@ -99,6 +91,20 @@ func TestARemovalWithoutTheStoreIsRepeated(t *testing.T) {
 	forced.remove(t, a)
 	lives.remove(t, b)
 	expect.Same(t, "the store has", c.held(t), []string{})
+}
+
+// stay removes containers at once, each by a Runtime: it fails at the deadline.
+func stay(t *testing.T, going []*attached, by func(i int) *cni.Runtime) {
+	t.Helper()
+	failures := make([]error, len(going))
+	expect.NoError(t, testhost.InParallel(len(going), func(i int) error {
+		failures[i] = by(i).Remove(t.Context(), going[i].id, going[i].path)
+		return nil
+	}))
+	for i, err := range failures {
+		expect.Is(t, err, context.DeadlineExceeded)
+		expect.Says(t, going[i].id, err, `IPAM plugin "whereabouts"`)
+	}
 }
 
 // awaitRetry waits until the failed removals may be tried again: a second after the first
