@@ -3,7 +3,10 @@ package whereabouts
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -27,6 +30,7 @@ func TestASetupWithoutTheStoreLeavesNothing(t *testing.T) {
 	h, c1 := c.a, container(t, "c1")
 	network := h.on(macvlan, bothFamilies)
 	r := h.Runtime(network, second)
+	calls := h.noteCalls()
 	before := h.Audit()
 	h.lose()
 	err := c1.attach(t.Context(), r)
@@ -34,6 +38,7 @@ func TestASetupWithoutTheStoreLeavesNothing(t *testing.T) {
 	expect.Says(t, "ADD", err, `IPAM plugin "whereabouts"`)
 	h.onlyRecords(before)
 	expect.Same(t, "on record", recorded(t, r), []string{"c1 failed"})
+	expect.Same(t, "calls of whereabouts", calls(), "ADD\nDEL\n")
 
 	h.reach()
 	r = h.Runtime(network)
@@ -41,6 +46,19 @@ func TestASetupWithoutTheStoreLeavesNothing(t *testing.T) {
 	expect.Same(t, "the store has", c.held(t), linesOf(c1))
 	c1.remove(t, r)
 	expect.Same(t, "the store has", c.held(t), []string{})
+}
+
+// noteCalls has a shell note the verb of each call of whereabouts before it runs it. The
+// function returns the notes.
+func (h *host) noteCalls() (calls func() string) {
+	h.t.Helper()
+	notes, plugin := filepath.Join(h.Dir, "calls"), filepath.Join(h.PluginDir, "whereabouts")
+	expect.NoError(h.t, os.Remove(plugin), os.WriteFile(plugin,
+		fmt.Appendf(nil, "#!/bin/sh\necho $CNI_COMMAND >>%s\nexec %s\n", notes, os.Getenv(programVar)), 0o755))
+	return func() string {
+		h.t.Helper()
+		return string(expect.Value(os.ReadFile(notes))(h.t))
+	}
 }
 
 // TestARemovalWithoutTheStoreIsRepeated, by Remove, GC and Recover, until the store has

@@ -88,6 +88,7 @@ func (e *execution) runDelegate(ctx context.Context, call chain.Call, p Provider
 	}
 	begun := time.Now()
 	out, err = its.run(ctx)
+	e.Runner.Plugins.delegated(call.Verb, call.Plugin, err)
 	if p.Kind == Executable {
 		if errors.Is(err, invoke.ErrNotStarted) {
 			e.Runner.Plugins.notStarted(call.Verb, call.Plugin)
