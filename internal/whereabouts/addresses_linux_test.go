@@ -185,7 +185,7 @@ func TestWhereaboutsHasNoCHECK(t *testing.T) {
 	const says = "CNI CHECK method is not implemented"
 	c := newCluster(t)
 	h := c.a
-	r := h.Runtime(cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "lan", "plugins": [` + h.plugin(macvlan, bothFamilies) + `]}`)))
+	r := h.Runtime(h.checked("1.0.0"))
 	c1 := h.setUp(r, "c1")
 	expect.Says(t, "CHECK", r.Check(t.Context(), c1.id, c1.path), says)
 	expect.Same(t, "verdicts", verdicts(t, r), []string{"c1: broken []"})
@@ -198,4 +198,19 @@ func TestWhereaboutsHasNoCHECK(t *testing.T) {
 	c1.reaches(t, c.lan.Machine)
 	expect.Same(t, "the store has", c.held(t), linesOf(c1))
 	c1.remove(t, r)
+}
+
+// TestWhereaboutsHasNoSTATUS: the node can take containers as far as its plugins tell, although
+// no ADD succeeds without the store.
+func TestWhereaboutsHasNoSTATUS(t *testing.T) {
+	t.Parallel()
+	h := newCluster(t).a
+	r := h.Runtime(h.checked("1.1.0"), second)
+	h.lose()
+	expect.NoError(t, r.Status(), r.Ready(t.Context()))
+}
+
+// checked is a network without disableCheck.
+func (h *host) checked(version string) cni.Opt {
+	return cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": %q, "name": "lan", "plugins": [%s]}`, version, h.plugin(macvlan, bothFamilies)))
 }

@@ -7,6 +7,9 @@
 // makes, with the conflicts of the real API, and strike where a test wants it: a connection is
 // cut before or after the change, an answer never comes, or the plugin is killed.
 //
-// TestStruck has a table of what a strike at each request leaves in the store. That is the
-// behaviour of the pinned version; another one may need another table.
+// TestAStruckADD and TestAStruckDEL have tables of what stays in the store. They are the
+// behaviour of the pinned version; another one may need other tables.
+//
+// The module requires the versions that module thick/multus requires, so that the client of
+// Kubernetes is compiled once for both.
 package whereabouts

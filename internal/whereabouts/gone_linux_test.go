@@ -3,7 +3,10 @@ package whereabouts
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -27,6 +30,7 @@ func TestASetupWithoutTheStoreLeavesNothing(t *testing.T) {
 	h, c1 := c.a, container(t, "c1")
 	network := h.on(macvlan, bothFamilies)
 	r := h.Runtime(network, second)
+	calls := h.noteCalls()
 	before := h.Audit()
 	h.lose()
 	err := c1.attach(t.Context(), r)
@@ -34,6 +38,7 @@ func TestASetupWithoutTheStoreLeavesNothing(t *testing.T) {
 	expect.Says(t, "ADD", err, `IPAM plugin "whereabouts"`)
 	h.onlyRecords(before)
 	expect.Same(t, "on record", recorded(t, r), []string{"c1 failed"})
+	expect.Same(t, "calls of whereabouts", calls(), "ADD\nDEL\n")
 
 	h.reach()
 	r = h.Runtime(network)
@@ -41,6 +46,19 @@ func TestASetupWithoutTheStoreLeavesNothing(t *testing.T) {
 	expect.Same(t, "the store has", c.held(t), linesOf(c1))
 	c1.remove(t, r)
 	expect.Same(t, "the store has", c.held(t), []string{})
+}
+
+// noteCalls has a shell note the verb of each call of whereabouts before it runs it. The
+// function returns the notes.
+func (h *host) noteCalls() (calls func() string) {
+	h.t.Helper()
+	notes, plugin := filepath.Join(h.Dir, "calls"), filepath.Join(h.PluginDir, "whereabouts")
+	expect.NoError(h.t, os.Remove(plugin), os.WriteFile(plugin,
+		fmt.Appendf(nil, "#!/bin/sh\necho $CNI_COMMAND >>%s\nexec %s\n", notes, os.Getenv(programVar)), 0o755))
+	return func() string {
+		h.t.Helper()
+		return string(expect.Value(os.ReadFile(notes))(h.t))
+	}
 }
 
 // TestARemovalWithoutTheStoreIsRepeated, by Remove, GC and Recover, until the store has
@@ -60,15 +78,7 @@ func TestARemovalWithoutTheStoreIsRepeated(t *testing.T) {
 	c.b.lose()
 	going := []*attached{forced, collected, removed, recovered}
 	quick := []*cni.Runtime{c.a.Runtime(networks[0], second), c.b.Runtime(networks[1], second)}
-	failures := make([]error, len(going))
-	expect.NoError(t, testhost.InParallel(len(going), func(i int) error {
-		failures[i] = quick[i/3].Remove(t.Context(), going[i].id, going[i].path)
-		return nil
-	}))
-	for i, err := range failures {
-		expect.Is(t, err, context.DeadlineExceeded)
-		expect.Says(t, going[i].id, err, `IPAM plugin "whereabouts"`)
-	}
+	stay(t, going, func(i int) *cni.Runtime { return quick[i/3] })
 	c.a.onlyRecords(before)
 	expect.Same(t, "on record", recorded(t, a), []string{"forced failed", "gc failed", "remove failed"})
 	expect.Same(t, "on record", recorded(t, b), []string{"lives attached", "recover failed"})
@@ -99,6 +109,20 @@ func TestARemovalWithoutTheStoreIsRepeated(t *testing.T) {
 	forced.remove(t, a)
 	lives.remove(t, b)
 	expect.Same(t, "the store has", c.held(t), []string{})
+}
+
+// stay removes containers at once, each by a Runtime: it fails at the deadline.
+func stay(t *testing.T, going []*attached, by func(i int) *cni.Runtime) {
+	t.Helper()
+	failures := make([]error, len(going))
+	expect.NoError(t, testhost.InParallel(len(going), func(i int) error {
+		failures[i] = by(i).Remove(t.Context(), going[i].id, going[i].path)
+		return nil
+	}))
+	for i, err := range failures {
+		expect.Is(t, err, context.DeadlineExceeded)
+		expect.Says(t, going[i].id, err, `IPAM plugin "whereabouts"`)
+	}
 }
 
 // awaitRetry waits until the failed removals may be tried again: a second after the first

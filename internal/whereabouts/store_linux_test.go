@@ -1,6 +1,7 @@
 package whereabouts
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -14,6 +15,8 @@ import (
 	"testing"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	coordination "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/embedcni/cni/internal/expect"
 )
@@ -131,6 +134,7 @@ func (s *store) serve(w http.ResponseWriter, r *http.Request, do func(*http.Requ
 	if err != nil {
 		panic(http.ErrAbortHandler) // the client has gone
 	}
+	body = plain(body)
 	var a answer
 	apply := func() {
 		s.mu.Lock()
@@ -234,6 +238,28 @@ func (s *store) remove(r *http.Request, _ []byte) answer {
 	}
 	delete(s.objects, key(r))
 	return answer{http.StatusOK, object{"kind": "Status", "apiVersion": "v1", "metadata": object{}, "status": "Success"}}
+}
+
+// plain returns an object in JSON. The client of Kubernetes sends its own kinds in the protobuf
+// form, of which the store knows leases.
+func plain(body []byte) []byte {
+	encoded, ok := bytes.CutPrefix(body, []byte("k8s\x00"))
+	if !ok {
+		return body
+	}
+	var envelope runtime.Unknown
+	var lease coordination.Lease
+	err := envelope.Unmarshal(encoded)
+	if err == nil {
+		err = lease.Unmarshal(envelope.Raw)
+	}
+	if err == nil {
+		body, err = json.Marshal(lease)
+	}
+	if err != nil {
+		return nil // no object
+	}
+	return body
 }
 
 // decoded returns an object with its name and version; nil if there is none in data.

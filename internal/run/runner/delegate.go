@@ -89,6 +89,7 @@ func (e *execution) runDelegate(ctx context.Context, call chain.Call, p Provider
 	defer its.witness(ctx)()
 	begun := time.Now()
 	out, err = its.run(ctx)
+	e.Runner.Plugins.delegated(call.Verb, call.Plugin, err)
 	if p.Kind == Executable {
 		if errors.Is(err, invoke.ErrNotStarted) {
 			e.Runner.Plugins.notStarted(call.Verb, call.Plugin)

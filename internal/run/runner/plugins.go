@@ -2,6 +2,7 @@ package runner
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 
@@ -24,6 +25,7 @@ type Plugins struct {
 	started []string     // types whose ADD was started
 	never   []string     // types whose ADD could not be started
 	failed  []chain.Call // DELs that failed
+	hung    []string     // types to which a DEL was delegated that did not end within its time
 
 }
 
@@ -39,7 +41,7 @@ type Chosen struct {
 func (p *Plugins) Reset(recorded []record.Plugin, never []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.chosen, p.started, p.never, p.failed = nil, nil, never, nil
+	p.chosen, p.started, p.never, p.failed, p.hung = nil, nil, never, nil, nil
 	for _, r := range recorded {
 		p.chosen = append(p.chosen, Chosen{Plugin: r})
 	}
@@ -107,6 +109,22 @@ func (p *Plugins) ended(call chain.Call, started, failed bool) {
 	case call.Verb == "DEL" && failed:
 		p.failed = append(p.failed, call)
 	}
+}
+
+// delegated notes the end of a delegated call.
+func (p *Plugins) delegated(verb, typ string, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if verb == "DEL" && errors.Is(err, context.DeadlineExceeded) {
+		p.hung = append(p.hung, typ)
+	}
+}
+
+// hangs reports whether a delegated DEL of a type did not end within its time.
+func (p *Plugins) hangs(typ string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Contains(p.hung, typ)
 }
 
 // failedDel returns the call of a DEL that failed.

@@ -112,8 +112,11 @@ func (r *Runtime) Bound(ctx context.Context, verb string) (context.Context, cont
 // DeletesIPAM asks the IPAM plugin of a plugin whose DEL has failed for a DEL with
 // the same request. It reports whether the IPAM plugin holds nothing for the
 // attachment. A plugin that cannot be started could not be started for the ADD
-// either.
+// either. One that has just hung is not asked again.
 func (r *Runner) DeletesIPAM(ctx context.Context, typ, ipam string) bool {
+	if r.Plugins.hangs(ipam) {
+		return false
+	}
 	all, err := r.providers(ctx, "DEL", ipam, nil)
 	if err != nil {
 		_, recorded, _ := r.Plugins.Get(ipam) // if it is, it was there for the ADD
