@@ -75,6 +75,7 @@ func TestShared(t *testing.T) {
 		{`route fd00::/64 dev cni0 type bridge proto kernel metric 256`, `route 10.1.0.2/32 dev cni0 type bridge proto boot scope link`},
 		{`dir /var/lib/cni/networks/podnet/ host-local`, `dir /var/lib/cni/networks/podnet/`},
 		{`dir /var/lib/cni/results/`, `file /var/lib/cni/results/podnet-id-eth0 sha256:00`},
+		{`dir /var/lib/cni/flannel/`, `file /var/lib/cni/flannel/c1 sha256:00`},
 		{`file /n/podnet/lock host-local`, `file /n/podnet/lock sha256:00`},
 		{`file /n/podnet/last_reserved_ip.0 host-local`, `file /n/podnet/10.1.0.2 sha256:00`},
 		{`file /s/attachments/ledger.0123456789abcdef ledger`, `file /s/attachments/0123456789abcdef.json sha256:00`},

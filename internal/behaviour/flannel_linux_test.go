@@ -308,3 +308,29 @@ func TestFlannelOverTheReferenceBridge(t *testing.T) {
 		}
 	}
 }
+
+// TestTwoNetworksOfFlannelForOneContainer share a file, which either has written. Each is
+// removed by itself, and leaves the other whole.
+func TestTwoNetworksOfFlannelForOneContainer(t *testing.T) {
+	for _, first := range []string{"pods", "second"} {
+		t.Run(first, func(t *testing.T) {
+			n := newNode(t)
+			other := strings.NewReplacer(`"pods"`, `"second"`, "br0", "br1").Replace(string(n.conf("1.0.0", `, "delegate": {"bridge": "br0"}`)))
+			other = strings.ReplaceAll(other, n.subnetFile, n.Path("second.env"))
+			expect.NoError(t, os.WriteFile(n.Path("second.env"), []byte(strings.NewReplacer("10.244.1.", "10.244.2.", ":244:1:", ":244:2:").Replace(lease)), 0o644))
+			r := n.builtIn(cni.WithConfListBytes(n.conf("1.0.0", `, "delegate": {"bridge": "br0"}`)), cni.WithConfListBytes([]byte(other)))
+			before, path := n.Audit(), n.Container("c1")
+			testhost.MustSetUp(t, r, "c1", path)
+			v := n.verdict(r, "c1")
+			expect.Same(t, "health of both", fmt.Sprint(v.State, differences(v), v.Reason), fmt.Sprint(cni.StateHealthy, []string(nil), error(nil)))
+			expect.NoError(t, r.Remove(t.Context(), "c1", path, cni.WithNetwork(first)))
+			v = n.verdict(r, "c1")
+			expect.Same(t, "health of the other", fmt.Sprint(v.State, differences(v), v.Reason), fmt.Sprint(cni.StateHealthy, []string(nil), error(nil)))
+			if expect.Exists(t, n.kept("c1")) {
+				expect.Lacks(t, "the file", string(expect.Value(os.ReadFile(n.kept("c1")))(t)), fmt.Sprintf("%q", first))
+			}
+			expect.NoError(t, r.Remove(t.Context(), "c1", path))
+			n.WantClean(before)
+		})
+	}
+}

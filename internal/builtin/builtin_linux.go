@@ -29,7 +29,7 @@ func plugins() map[string]plugin.Plugin {
 		conflist.Bandwidth:  bandwidth.Plugin{},
 		conflist.Bridge:     &veth.Bridge{},
 		conflist.Firewall:   firewall.Plugin{},
-		conflist.Flannel:    flannel.Plugin{},
+		conflist.Flannel:    &flannel.Plugin{},
 		conflist.HostDevice: lan.HostDevice{},
 		conflist.HostLocal:  ipam.SharedHostLocal(),
 		conflist.Loopback:   loopback{},

@@ -142,15 +142,22 @@ func (h *host) inProcess(backend string) settings {
 	return settings{StateDir: h.path("state"), HostNetNS: h.netns("host"), BuiltIn: true, Confs: [][]byte{[]byte(conf)}}
 }
 
+// flannel returns flannel's configuration with a lease of the first network's subnet, and the
+// lease's file.
+func (h *host) flannel() (conf, lease string) {
+	h.t.Helper()
+	lease = h.path("subnet.env")
+	expect.NoError(h.t, os.WriteFile(lease, []byte("FLANNEL_NETWORK=10.64.0.0/10\nFLANNEL_SUBNET=10.70.0.1/16\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n"), 0o644))
+	return fmt.Sprintf(`{"type": "flannel", "subnetFile": %q, "dataDir": %q, "ipam": {"dataDir": %q}, "delegate": {"bridge": "br0", "isDefaultGateway": true}}`,
+		lease, h.path("ipam", "flannel"), h.path("ipam")), lease
+}
+
 // overFlannel returns the settings of inProcess with flannel, whose delegate is the bridge.
 func (h *host) overFlannel() settings {
 	h.t.Helper()
-	lease := h.path("subnet.env")
-	expect.NoError(h.t, os.WriteFile(lease, []byte("FLANNEL_NETWORK=10.64.0.0/10\nFLANNEL_SUBNET=10.70.0.1/16\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n"), 0o644))
-	s := h.inProcess("")
-	bridge := regexp.MustCompile(`(?s)\{"type": "bridge".*?\]\]\}\}`)
-	s.Confs[0] = bridge.ReplaceAll(s.Confs[0], fmt.Appendf(nil, `{"type": "flannel", "subnetFile": %q, "dataDir": %q, "ipam": {"dataDir": %[3]q},
-		"delegate": {"bridge": "br0", "isDefaultGateway": true}}`, lease, h.path("ipam", "flannel"), h.path("ipam")))
+	s, bridge := h.inProcess(""), regexp.MustCompile(`(?s)\{"type": "bridge".*?\]\]\}\}`)
+	flannel, _ := h.flannel()
+	s.Confs[0] = bridge.ReplaceAllLiteral(s.Confs[0], []byte(flannel))
 	return s
 }
 

@@ -49,6 +49,7 @@ func (b *board) powerCut(t *testing.T) {
 		}, *cutsPerStep / 2, 19},
 		{"the same, of lo alone", (*host).recordLo, func(h *host) (string, []cni.NamespaceOpts) { return h.container("m12"), nil }, 3 * *cutsPerStep, 5},
 		{"the same, of plugins that write no file", (*host).recordKernelOnly, func(h *host) (string, []cni.NamespaceOpts) { return h.container("m12"), nil }, 3 * *cutsPerStep, 5},
+		{"the same, over flannel", (*host).recordFlannel, func(h *host) (string, []cni.NamespaceOpts) { return h.container("m12"), nil }, 2 * *cutsPerStep, 5},
 	} {
 		t.Run(v.what, func(t *testing.T) {
 			h := newHost(t)
@@ -191,6 +192,16 @@ func (h *host) recordKernelOnly(home func(*host) (string, []cni.NamespaceOpts)) 
 	h.t.Helper()
 	return h.recordUnsynced(home, cni.WithBuiltinPlugins(), cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "fixed", "plugins": [
 		{"type": "bridge", "bridge": "cni0", "ipam": {"type": "static", "addresses": [{"address": "10.99.0.2/24"}]}}]}`)))
+}
+
+// recordFlannel is record for flannel, whose delegate is the bridge. flanneld's file is in
+// memory, and lost.
+func (h *host) recordFlannel(home func(*host) (string, []cni.NamespaceOpts)) []string {
+	h.t.Helper()
+	flannel, lease := h.flannel()
+	steps := h.recordUnsynced(home, cni.WithBuiltinPlugins(), cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net0", "plugins": [%s]}`, flannel)))
+	expect.NoError(h.t, os.Remove(lease))
+	return steps
 }
 
 func (h *host) recordUnsynced(home func(*host) (string, []cni.NamespaceOpts), opts ...cni.Opt) []string {
@@ -353,6 +364,12 @@ func (h *host) cuts(step string, random *rand.Rand) []cut {
 		add("the address is nobody's, and the log is lost", func() error {
 			return errors.Join(os.Truncate(address, 0), h.loseLogs(step))
 		})
+	}
+	for _, kept := range find("ipam/flannel/*") {
+		held = append(held, kept)
+		add("flannel's file is lost", func() error { return os.Remove(kept) })
+		add("flannel's file is empty", func() error { return os.Truncate(kept, 0) })
+		add("flannel's file is torn, and the log is lost", func() error { return errors.Join(os.Truncate(kept, 50), h.loseLogs(step)) })
 	}
 	h.cutsOfReleases(step, find, add)
 	for _, home := range find("homes/m12") {

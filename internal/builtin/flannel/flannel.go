@@ -3,7 +3,7 @@
 // the plugin has the container attached in that subnet, by the plugin bridge or another
 // delegate.
 //
-// It takes the configuration of the reference plugin (flannel-io/cni-plugin v1.9.0), gives
+// It takes the configuration of the reference plugin (flannel-io/cni-plugin), gives
 // the delegate the same configuration, and keeps that in the same file, so that the DEL of
 // either undoes the ADD of the other. The differences:
 //   - CHECK and STATUS ask the delegate, and compare the lease with the container's
@@ -24,6 +24,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
@@ -37,23 +38,21 @@ import (
 )
 
 // Plugin is the plugin.
-type Plugin struct{}
+type Plugin struct {
+	writing sync.Mutex // a file: the networks of a container are added in parallel
+}
 
 // Add has the delegate attach the container. Its configuration is kept before it runs.
-func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	f, err := parse(r)
 	if err != nil {
 		return nil, err
 	}
-	l, err := readLease(f.SubnetFile)
+	delegate, err := configure(f)
 	if err != nil {
 		return nil, err
 	}
-	delegate, err := configure(f, l)
-	if err != nil {
-		return nil, err
-	}
-	synced, err := keep(f.File(r.ContainerID), delegate.Bytes)
+	synced, err := p.keep(f.File(r.ContainerID), delegate.Bytes)
 	if err != nil {
 		return nil, fmt.Errorf("keep the configuration for the DEL: %w", err)
 	}
@@ -68,7 +67,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 }
 
 // Del has the delegate detach the container, if an ADD has kept its configuration.
-func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
+func (*Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	f, err := parse(r)
 	if err != nil {
 		return err
@@ -77,7 +76,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if kept == nil || err != nil {
 		return err
 	}
-	if err := ask(ctx, r, "DEL", kept, "prevResult"); err != nil {
+	if err := ask(ctx, r, "DEL", kept); err != nil {
 		return err
 	}
 	if err := os.Remove(f.File(r.ContainerID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -88,13 +87,13 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 }
 
 // Check compares the lease, and asks the delegate.
-func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
+func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	moved, err := p.Compare(ctx, r, nil)
 	if err != nil {
 		return err
 	}
-	for _, d := range moved {
-		return d.Err
+	if len(moved) > 0 {
+		return moved[0].Err
 	}
 	delegate, err := p.Delegated(r)
 	if err != nil {
@@ -104,16 +103,15 @@ func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 }
 
 // Status returns an error with the code 50 if there is no lease yet, and asks the delegate.
-func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
+func (*Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	f, err := parse(r)
 	if err != nil {
 		return err
 	}
-	l, err := readLease(f.SubnetFile)
-	if err != nil {
+	if _, err := readLease(f.SubnetFile); err != nil {
 		return plugin.Errorf(notAvailable, "%w", err)
 	}
-	delegate, err := configure(f, l)
+	delegate, err := configure(f)
 	if err != nil {
 		return err
 	}
@@ -124,27 +122,9 @@ func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
 // 1.1.0, section 5).
 const notAvailable = 50
 
-// GC has the delegate collect its garbage, which needs no lease. A file in the directory may
-// be that of another program's container, and stays.
-func (Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
-	f, err := parse(r)
-	if err != nil {
-		return err
-	}
-	config, _, err := f.Delegated()
-	if err != nil {
-		return plugin.Errorf(types.ErrInvalidNetworkConfig, "%w", err)
-	}
-	delegate, err := conflist.Configured(config)
-	if err != nil {
-		return err
-	}
-	return ask(ctx, r, "GC", delegate, "cni.dev/valid-attachments", "cni.dev/attachments")
-}
-
 // Compare compares the lease with the container's addresses. The delegate's part is compared
 // by itself.
-func (Plugin) Compare(_ context.Context, r *plugin.Request, _ *contract.View) (all []contract.Difference, err error) {
+func (*Plugin) Compare(_ context.Context, r *plugin.Request, _ *contract.View) (all []contract.Difference, err error) {
 	f, err := parse(r)
 	if err != nil || r.PrevResult == nil {
 		return nil, err
@@ -189,22 +169,19 @@ func moved(addr string, was *net.IPNet, now *lease, file string) contract.Differ
 
 // Delegated implements [contract.Delegator]. Without a kept configuration it is that of an
 // ADD now.
-func (Plugin) Delegated(r *plugin.Request) (*libcni.PluginConfig, error) {
+func (*Plugin) Delegated(r *plugin.Request) (*libcni.PluginConfig, error) {
 	f, err := parse(r)
 	if err != nil {
 		return nil, err
 	}
 	delegate, err := f.Kept(r.ContainerID)
 	if delegate == nil && err == nil {
-		var l *lease
-		if l, err = readLease(f.SubnetFile); err == nil {
-			delegate, err = configure(f, l)
-		}
+		delegate, err = configure(f)
 	}
 	if err != nil {
 		return nil, err
 	}
-	delegate.Bytes, err = with(r, delegate.Bytes, "prevResult")
+	delegate.Bytes, err = withPrevious(r, delegate.Bytes)
 	return delegate, err
 }
 
@@ -217,7 +194,11 @@ func parse(r *plugin.Request) (*conflist.FlannelConf, error) {
 }
 
 // configure returns the configuration of the delegate for an ADD.
-func configure(f *conflist.FlannelConf, l *lease) (*libcni.PluginConfig, error) {
+func configure(f *conflist.FlannelConf) (*libcni.PluginConfig, error) {
+	l, err := readLease(f.SubnetFile)
+	if err != nil {
+		return nil, err
+	}
 	config, ipam, err := f.Delegated()
 	if err != nil {
 		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "%w", err)
@@ -283,7 +264,9 @@ func containing(subnets []*net.IPNet, ip net.IP) *net.IPNet {
 
 // keep writes the file. synced gets the error of its way to the disk, which takes about as
 // long as the delegate.
-func keep(path string, config []byte) (synced <-chan error, err error) {
+func (p *Plugin) keep(path string, config []byte) (synced <-chan error, err error) {
+	p.writing.Lock()
+	defer p.writing.Unlock()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
 	}
@@ -299,9 +282,9 @@ func keep(path string, config []byte) (synced <-chan error, err error) {
 	return done, nil
 }
 
-// ask asks the delegate, with members of the request's own configuration.
-func ask(ctx context.Context, r *plugin.Request, verb string, delegate *libcni.PluginConfig, members ...string) error {
-	config, err := with(r, delegate.Bytes, members...)
+// ask asks the delegate for a verb that has no result.
+func ask(ctx context.Context, r *plugin.Request, verb string, delegate *libcni.PluginConfig) error {
+	config, err := withPrevious(r, delegate.Bytes)
 	if err != nil {
 		return err
 	}
@@ -311,16 +294,14 @@ func ask(ctx context.Context, r *plugin.Request, verb string, delegate *libcni.P
 	return nil
 }
 
-// with returns a configuration with members of the request's own, as far as that has them.
-func with(r *plugin.Request, config json.RawMessage, members ...string) (json.RawMessage, error) {
+// withPrevious returns a configuration of the delegate with the result in the request's own.
+func withPrevious(r *plugin.Request, config json.RawMessage) (json.RawMessage, error) {
 	var from, to map[string]json.RawMessage
 	if err := joined.Errors(json.Unmarshal(r.Config, &from), json.Unmarshal(config, &to)); err != nil {
 		return nil, plugin.Errorf(types.ErrDecodingFailure, "%w", err)
 	}
-	for _, name := range members {
-		if value, ok := from[name]; ok {
-			to[name] = value
-		}
+	if previous, ok := from["prevResult"]; ok {
+		to["prevResult"] = previous
 	}
 	return json.Marshal(to)
 }

@@ -339,17 +339,9 @@ func (g *collection) releasesByItself(n *Network) bool {
 		p, err := g.eng.RunnerOf(n).Find(typ)
 		return err == nil && p.Kind == runner.BuiltIn
 	}
-	if !about(g.eng, n, nil).chain().CanGC() {
-		return false
-	}
-	resolved, _ := conflist.Resolve(n.Config, "")
-	for i, p := range resolved.Plugins {
-		own := builtIn(n.Config.Plugins[i].Network.Type) && builtIn(p.Network.Type) && builtIn(conflist.HostLocal)
-		if p.Network.IPAM.Type == conflist.HostLocal && !own {
-			return true
-		}
-	}
-	return false
+	return about(g.eng, n, nil).chain().CanGC() && slices.ContainsFunc(n.Config.Plugins, func(p *libcni.PluginConfig) bool {
+		return p.Network.IPAM.Type == conflist.HostLocal && !(builtIn(p.Network.Type) && builtIn(conflist.HostLocal))
+	})
 }
 
 func (g *collection) list() (err error) {

@@ -77,6 +77,7 @@ func Of(a *Attachment) Footprint {
 	f.Rules.Ports, err = hostPorts(a.Params.CapabilityArgs[ports.Capability])
 	f.Rules.AnyPort = err != nil
 	f.addPlugins(a)
+	f.Rules.Possible = f.Rules.Possible || len(a.Kept) > 0 // the lease may have asked for masquerading
 	f.addInterface(a)
 	if !a.Kernel.Rebooted { // an address that is in a zone after a reboot was added since
 		f.Zones, _ = a.zones()

@@ -102,10 +102,6 @@ func (f *FlannelConf) Kept(containerID string) (*libcni.PluginConfig, error) {
 	return kept, nil
 }
 
-// OfLease is the value of a field that only the lease decides, in a configuration that
-// Resolve returns. No plugin accepts it.
-const OfLease = "as subnet.env says"
-
 // Resolve returns the list with the delegates of flannel in its place, and the files that
 // flannel keeps for the container. A list without flannel is returned as it is. If there is
 // no such file, or no container, the delegate's configuration lacks what the lease decides.
@@ -147,9 +143,6 @@ func (f *FlannelConf) delegate(containerID string) *libcni.PluginConfig {
 	config, _, err := f.Delegated()
 	if err != nil {
 		return nil
-	}
-	if _, ok := config["ipMasq"]; !ok {
-		config["ipMasq"] = OfLease
 	}
 	p, err := Configured(config)
 	if err != nil {

@@ -154,7 +154,7 @@ func (k *checked) plugin(p *value) {
 	}
 	if of != "" {
 		k.kinds(&ipam.value, ipamFields[of], "ipam "+of)
-		if of == "host-local" {
+		if of == "host-local" && typ != "flannel" { // which adds the ranges
 			k.ranges(&ipam.value)
 		}
 	}

@@ -56,6 +56,15 @@ func TestFindings(t *testing.T) {
 		want    []string
 	}{
 		{list(bridge, `{"type": "firewall"}`, `{"type": "portmap", "capabilities": {"portMappings": true}}`), nil},
+		{list(`{"type": "flannel", "delegate": {"hairpinMode": true, "isDefaultGateway": true}, "ipam": {"dataDir": "/x"}}`,
+			`{"type": "portmap", "capabilities": {"portMappings": true}}`), nil},
+		{list(`{"type": "flannel", "subnetFile": 5, "delegate": {"hairpinMode": "true"}}`, `{"type": "flannel", "delegate": "ptp"}`,
+			`{"type": "flannel", "delegate": {"type": "ptp", "mtu": "1"}}`), []string{
+			`a.conflist:2:35: "subnetFile" of plugin flannel is a number, and must be a string | write "subnetFile": "5"`,
+			`a.conflist:2:66: "hairpinMode" of delegate bridge is a string, and must be true or false | write "hairpinMode": true, without quotes`,
+			`a.conflist:3:33: "delegate" of plugin flannel is a string, and must be an object | write "delegate": {…}`,
+			`a.conflist:4:56: "mtu" of delegate ptp is a string, and must be a number | write the number without quotes`,
+		}},
 		{list(`{"type": "vendor", "anything": 1}`, `{"type": "tuning"}`), nil},
 		{`{"cniVersion": "1.0.0", "name": "net", "plugins": [` + bridge, []string{`a.conflist:1:143: the file is no JSON: the file ends in the middle of the configuration | look for a comma, a quote or a brace that is missing or too many before this place`}},
 		{"{\"cniVersion\": \"1.0.0\",\n\"name\" \"net\"}", []string{`a.conflist:2:8: the file is no JSON: invalid character '"' after object key | look for a comma, a quote or a brace that is missing or too many before this place`}},
