@@ -43,7 +43,7 @@ func (c *cluster) crowd(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	if err := c.noLoss(ctx, flows); err != nil {
+	if err := c.goOn(ctx, flows); err != nil {
 		return err
 	}
 	if err := c.volleys(ctx, places); err != nil {
@@ -135,8 +135,8 @@ func (c *cluster) volleys(ctx context.Context, places []place) error {
 		all.Lost += flown.Lost
 		return err
 	})
-	if err == nil && all.Lost > 0 {
-		err = fmt.Errorf("%d of %d pings were not answered", all.Lost, all.Sent)
+	if err == nil {
+		err = all.check()
 	}
 	if err == nil {
 		c.say("    each pings one on another host %d times over IPv4, and %d of them over IPv6: %d pings lose %d",
