@@ -35,13 +35,13 @@ ELSEWHERE  := windows darwin
 # rest. REQUIRING have requirements alone, and no packages. Of what the library
 # imports, those whose tests need no later version of CNI's or OpenTelemetry's module require
 # the root's versions, so that the library is compiled and checked once for all of them.
-MODULES    ?= . internal/oracle thick/multus bench thick/metrics thick/kube gocni examples/faas cmd/embedcni
+MODULES    ?= . internal/oracle thick/multus bench thick/metrics thick/kube thick/cmd/embedcnid gocni examples/faas cmd/embedcni
 REQUIRING  := internal/refplugins/mains internal/lint internal/deb
 # What the race detector sees: each package of the library under its own tests and those
 # of behaviour. These run the library's programs from outside, or compare it with others;
 # without the detector they start thousands of processes in a fifth of the time, and no
 # dependency is compiled twice.
-RACELESS   := internal/oracle thick/multus bench gocni examples/faas cmd/embedcni
+RACELESS   := internal/oracle thick/multus thick/cmd/embedcnid bench gocni examples/faas cmd/embedcni
 OUTSIDE    := /(internal/(damage|faults|interchange)|examples(/.*)?)$$
 STATIC     := $(GO) tool -modfile=$(CURDIR)/internal/lint/go.mod staticcheck
 FUZZTIME   ?= 30s

@@ -123,7 +123,7 @@ func TestDesignListsThePackages(t *testing.T) {
 	for _, m := range regexp.MustCompile("`([a-z/*]+)`").FindAllStringSubmatch(section, -1) {
 		listed = append(listed, m[1])
 	}
-	packages := []string{"internal/oracle", "thick/multus", "internal/refplugins/mains", "internal/lint", "internal/deb", "bench", "thick/metrics", "thick/kube", "gocni", "examples/faas", "cmd/embedcni"}
+	packages := []string{"internal/oracle", "thick/multus", "internal/refplugins/mains", "internal/lint", "internal/deb", "bench", "thick/metrics", "thick/kube", "thick/cmd/embedcnid", "gocni", "examples/faas", "cmd/embedcni"}
 	for _, p := range goList(t, "linux", "./...") {
 		packages = append(packages, inModule(p.ImportPath))
 	}
