@@ -15,7 +15,8 @@
 ##   shims       the start of a shim, SHIM_ROUNDS (500) times
 ##   quickstart  containers attached, traffic proven, nothing left; changes nothing on the machine
 ##   install     the program embedcni, its man pages and completions, to DESTDIR and PREFIX (/usr/local)
-##   deb         the same as a Debian package in DEB_DIR (the current directory), unpacked and tried
+##   daemon      the daemon of a node, its shim and its unit, to DESTDIR, PREFIX and CNIDIR (/opt/cni/bin)
+##   deb         the program as a Debian package in DEB_DIR (the current directory), unpacked and tried
 ##   help        this text
 ##
 ## PACKAGES=./guard tests one package of each module that has it, without lint; GO=/path/to/go uses another Go.
@@ -172,6 +173,18 @@ install:
 	$(GO) run . completion zsh >"$$to$(ZSHDIR)/_embedcni" && \
 	$(GO) run . completion fish >"$$to$(FISHDIR)/embedcni.fish" && \
 	echo "embedcni $(VERSION) is in $$to$(PREFIX)"
+
+CNIDIR         ?= /opt/cni/bin
+.PHONY: daemon
+daemon:
+	@umask 022 && to='$(patsubst %/,%,$(abspath $(DESTDIR)/))' && share="$$to$(PREFIX)/lib" && export CGO_ENABLED=0 && \
+	mkdir -p "$$to$(PREFIX)/bin" "$$to$(CNIDIR)" "$$share/systemd/system" "$$share/tmpfiles.d" && \
+	$(GO) build -trimpath -ldflags '-s -w' -o "$$to$(CNIDIR)/embedcni-shim.new" ./thick/cmd/embedcni-shim && \
+	mv -f "$$to$(CNIDIR)/embedcni-shim.new" "$$to$(CNIDIR)/embedcni-shim" && \
+	$(GO) -C thick/cmd/embedcnid build -trimpath -ldflags '-s -w' -o "$$to$(PREFIX)/bin/embedcnid" . && \
+	sed 's|/usr/local|$(PREFIX)|' deploy/systemd/embedcnid.service >"$$share/systemd/system/embedcnid.service" && \
+	cp deploy/systemd/embedcnid.tmpfiles.conf "$$share/tmpfiles.d/embedcnid.conf" && \
+	echo "embedcnid is in $$to$(PREFIX), embedcni-shim in $$to$(CNIDIR)"
 
 DEB_DIR        ?= .
 .PHONY: deb
