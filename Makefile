@@ -175,13 +175,14 @@ install:
 	echo "embedcni $(VERSION) is in $$to$(PREFIX)"
 
 CNIDIR         ?= /opt/cni/bin
+DAEMON_BUILD   ?= CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w'
 .PHONY: daemon
 daemon:
-	@umask 022 && to='$(patsubst %/,%,$(abspath $(DESTDIR)/))' && share="$$to$(PREFIX)/lib" && export CGO_ENABLED=0 && \
+	@umask 022 && to='$(patsubst %/,%,$(abspath $(DESTDIR)/))' && share="$$to$(PREFIX)/lib" && \
 	mkdir -p "$$to$(PREFIX)/bin" "$$to$(CNIDIR)" "$$share/systemd/system" "$$share/tmpfiles.d" && \
-	$(GO) build -trimpath -ldflags '-s -w' -o "$$to$(CNIDIR)/embedcni-shim.new" ./thick/cmd/embedcni-shim && \
+	$(DAEMON_BUILD) -o "$$to$(CNIDIR)/embedcni-shim.new" ./thick/cmd/embedcni-shim && \
 	mv -f "$$to$(CNIDIR)/embedcni-shim.new" "$$to$(CNIDIR)/embedcni-shim" && \
-	$(GO) -C thick/cmd/embedcnid build -trimpath -ldflags '-s -w' -o "$$to$(PREFIX)/bin/embedcnid" . && \
+	(cd thick/cmd/embedcnid && $(DAEMON_BUILD) -o "$$to$(PREFIX)/bin/embedcnid" .) && \
 	sed 's|/usr/local|$(PREFIX)|' deploy/systemd/embedcnid.service >"$$share/systemd/system/embedcnid.service" && \
 	cp deploy/systemd/embedcnid.tmpfiles.conf "$$share/tmpfiles.d/embedcnid.conf" && \
 	echo "embedcnid is in $$to$(PREFIX), embedcni-shim in $$to$(CNIDIR)"

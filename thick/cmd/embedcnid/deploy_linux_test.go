@@ -223,14 +223,35 @@ func TestTheUnit(t *testing.T) {
 	expect.NoError(t, err)
 }
 
-// TestTheDirectoriesOfTheUnit are root's, and those of the defaults.
-func TestTheDirectoriesOfTheUnit(t *testing.T) {
-	file, root := filepath.Join(deploy, "systemd", "embedcnid.tmpfiles.conf"), t.TempDir()
-	out, err := exec.Command(tool(t, "systemd-tmpfiles"), "--create", "--root="+root, expect.Value(filepath.Abs(file))(t)).CombinedOutput()
-	expect.Same(t, "systemd-tmpfiles", string(out), "")
-	expect.NoError(t, err)
-	c := config.Default()
-	for dir, mode := range map[string]os.FileMode{filepath.Dir(c.Socket): 0o700, c.StateDir: 0o700, c.QueueDir: 0o700, c.ConfDir: 0o755} {
-		expect.Same(t, dir, expect.Value(os.Stat(filepath.Join(root, dir)))(t).Mode().Perm(), mode)
+// TestTheInstallation does what docs/operating.md says, below another root.
+func TestTheInstallation(t *testing.T) {
+	root := t.TempDir()
+	for _, name := range []string{"systemctl", "systemd-tmpfiles"} {
+		tool(t, name)
 	}
+	networks := t.TempDir()
+	expect.NoError(t, os.WriteFile(filepath.Join(networks, "10-x.conflist"), []byte(`{"cniVersion": "1.1.0", "name": "x", "plugins": [{"type": "ptp"}]}`), 0o644))
+	page := string(expect.Value(os.ReadFile("../../../docs/operating.md"))(t))
+	for _, step := range []struct {
+		shown string   // on the page
+		tried []string // a build as the tests' own, so that nothing is compiled twice
+	}{
+		{"make daemon", []string{"make", "-C", "../../..", "daemon", "DAEMON_BUILD=go build", "DESTDIR=" + root}},
+		{"systemd-tmpfiles --create embedcnid.conf", []string{"systemd-tmpfiles", "--create", "--root=" + root, root + "/usr/local/lib/tmpfiles.d/embedcnid.conf"}},
+		{"cp my-networks/*.conflist /etc/embedcni/net.d/", []string{"cp", networks + "/10-x.conflist", root + "/etc/embedcni/net.d/"}},
+		{"embedcnid --check", []string{root + "/usr/local/bin/embedcnid", "--check", "--config=" + root + "/etc/embedcni/embedcnid.yaml", "--confDir=" + root + "/etc/embedcni/net.d"}},
+		{"systemctl enable --now embedcnid", []string{"systemctl", "--quiet", "--root=" + root, "enable", "embedcnid"}},
+	} {
+		expect.Contains(t, "docs/operating.md", page, "\n"+step.shown)
+		out, err := exec.Command(step.tried[0], step.tried[1:]...).CombinedOutput()
+		expect.Must(t, err == nil, "%s: %v\n%s", step.shown, err, out)
+	}
+	c := config.Default()
+	for path, mode := range map[string]os.FileMode{
+		filepath.Dir(c.Socket): 0o700, c.StateDir: 0o700, c.QueueDir: 0o700, c.ConfDir: 0o755, "/etc/embedcni/embedcnid.yaml": 0o644,
+		"/opt/cni/bin/embedcni-shim": 0o755, "/usr/local/bin/embedcnid": 0o755, "/usr/local/lib/systemd/system/embedcnid.service": 0o644,
+	} {
+		expect.Same(t, path, expect.Value(os.Stat(filepath.Join(root, path)))(t).Mode().Perm(), mode)
+	}
+	expect.Same(t, "enabled", expect.Exists(t, filepath.Join(root, "/etc/systemd/system/multi-user.target.wants/embedcnid.service")), true)
 }
