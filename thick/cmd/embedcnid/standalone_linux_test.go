@@ -136,21 +136,10 @@ func TestReload(t *testing.T) {
 	p.find("configuration refused; the last good one is in use", `plugin \"brigde\" is not built in`)
 	delete(s.config, "builtinPlugins")
 
-	// As a ConfigMap is mounted, and replaced.
+	// Without the mistake nothing has changed, but the level.
 	s.config["socket"], s.config["owner"] = socket, "embedcnid"
-	publish := func(version, level string) {
-		t.Helper()
-		s.config["log"] = map[string]any{"format": "json", "level": level}
-		expect.NoError(t, os.Mkdir(s.path("etc", version), 0o755))
-		s.replace(s.path("etc", version, "embedcnid.yaml"), string(expect.Value(json.Marshal(s.config))(t)))
-		expect.NoError(t, os.Symlink(version, s.path("etc", "..next")), os.Rename(s.path("etc", "..next"), s.path("etc", "..data")))
-	}
-	publish("..1", "info")
-	expect.NoError(t, os.Symlink("..data/embedcnid.yaml", s.path("etc", "next")), os.Rename(s.path("etc", "next"), file))
-	p.find("configuration reloaded")
-	s.wantNotified(reloading, ready)
-	publish("..2", "debug")
-	expect.NoError(t, os.RemoveAll(s.path("etc", "..1")))
+	s.config["log"] = map[string]any{"format": "json", "level": "info"}
+	s.write()
 	p.find("configuration reloaded", `"changed":["log.level"]`)
 	s.wantNotified(reloading, ready)
 	wantReady("[+]configuration")
@@ -165,6 +154,31 @@ func TestReload(t *testing.T) {
 	result := expect.Value(types100.NewResultFromResult(expect.Value(s.add(t.Context(), c))(t)))(t)
 	expect.Same(t, "address", result.IPs[0].Address.String(), "10.66.0.2/24")
 	expect.NoError(t, s.del(t.Context(), c))
+	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
+	s.wantNotified(stopping)
+}
+
+// TestAMountedConfigMap: the file is a link through a link, which is replaced.
+func TestAMountedConfigMap(t *testing.T) {
+	s := newSite(t)
+	file := s.path("etc", "embedcnid.yaml")
+	publish := func(version, level string) {
+		t.Helper()
+		s.config["log"] = map[string]any{"format": "json", "level": level}
+		expect.NoError(t, os.Mkdir(s.path("etc", version), 0o755))
+		s.replace(s.path("etc", version, "embedcnid.yaml"), string(expect.Value(json.Marshal(s.config))(t)))
+		expect.NoError(t, os.Symlink(version, s.path("etc", "..next")), os.Rename(s.path("etc", "..next"), s.path("etc", "..data")))
+	}
+	publish("..1", "info")
+	expect.NoError(t, os.Symlink("..data/embedcnid.yaml", s.path("etc", "next")), os.Rename(s.path("etc", "next"), file))
+	p := s.start()
+	s.wantNotified(ready)
+	for version, level := range []string{"debug", "info", "debug"} {
+		publish(fmt.Sprint("..", version+2), level)
+		expect.NoError(t, os.RemoveAll(s.path("etc", fmt.Sprint("..", version+1))))
+		p.find("configuration reloaded", `"changed":["log.level"]`)
+		s.wantNotified(reloading, ready)
+	}
 	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
 	s.wantNotified(stopping)
 }
