@@ -175,7 +175,7 @@ install:
 	echo "embedcni $(VERSION) is in $$to$(PREFIX)"
 
 CNIDIR         ?= /opt/cni/bin
-DAEMON_BUILD   ?= CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w'
+DAEMON_BUILD   ?= CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.release=v$(VERSION)'
 .PHONY: daemon
 daemon:
 	@umask 022 && to='$(patsubst %/,%,$(abspath $(DESTDIR)/))' && share="$$to$(PREFIX)/lib" && \

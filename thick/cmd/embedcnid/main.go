@@ -12,7 +12,11 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
+	"strings"
 	"syscall"
+
+	cniversion "github.com/containernetworking/cni/pkg/version"
 
 	"github.com/embedcni/cni/thick/cmd/embedcnid/internal/config"
 	"github.com/embedcni/cni/thick/cmd/embedcnid/internal/daemon"
@@ -20,6 +24,11 @@ import (
 
 // defaultFile is the file of the configuration.
 const defaultFile = "/etc/embedcni/embedcnid.yaml"
+
+// release is the version of a package of the program, set by its maker:
+//
+//	go build -ldflags "-X main.release=v0.1.0"
+var release = "(built from the tree)"
 
 const usage = `usage: embedcnid [--config FILE] [--check] [--KEY VALUE ...]
 
@@ -29,6 +38,7 @@ Embedcnid attaches containers to networks for the plugin embedcni-shim.
                  it is read again when it changes, and at SIGHUP. Empty: none is read.
   --check        prints what is wrong with the configuration, the conflists and the
                  directories, and exits with 1 if anything is.
+  --version      prints the version, and those of CNI.
 
 Each key of the file is a flag too, such as --log.level debug, and wins over the file; lists are
 separated by commas. A dot separates a section: "log.level" is the key level of log. Keys, their
@@ -50,6 +60,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags.SetOutput(io.Discard)
 	path := flags.String("config", defaultFile, "")
 	check := flags.Bool("check", false, "")
+	version := flags.Bool("version", false, "")
 	var keys config.Flags
 	keys.Register(flags)
 	err := flags.Parse(args)
@@ -59,6 +70,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		if err := config.WriteKeys(stdout); err != nil {
 			return 1
 		}
+		return 0
+	case err == nil && *version:
+		fmt.Fprintf(stdout, "embedcnid %s, %s, CNI %s\n", release, runtime.Version(), strings.Join(cniversion.All.SupportedVersions(), " "))
 		return 0
 	case err == nil && flags.NArg() > 0:
 		err = fmt.Errorf("unexpected argument %q", flags.Arg(0))
@@ -79,7 +93,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
-	if err := daemon.Run(ctx, daemon.Options{Path: *path, Load: load, Log: stderr, Hangup: hangup}); err != nil {
+	if err := daemon.Run(ctx, daemon.Options{Version: release, Path: *path, Load: load, Log: stderr, Hangup: hangup}); err != nil {
 		fmt.Fprintf(stderr, "embedcnid: %v\n", err)
 		return 1
 	}

@@ -64,7 +64,7 @@ type site struct {
 	*cnitest.TestHost
 	t        *testing.T
 	config   map[string]any // as the file has it
-	notified *net.UnixConn  // the service manager's socket
+	notified chan string    // to the service manager
 	cni      *libcni.CNIConfig
 }
 
@@ -90,11 +90,25 @@ func newSite(t *testing.T) *site {
 	expect.NoError(t, os.Mkdir(s.path("etc"), 0o755))
 	s.write()
 	address := &net.UnixAddr{Name: s.path("notify"), Net: "unixgram"}
-	s.notified = expect.Value(net.ListenUnixgram("unixgram", address))(t)
-	t.Cleanup(func() { expect.NoError(t, s.notified.Close()) })
+	s.listen(expect.Value(net.ListenUnixgram("unixgram", address))(t))
 	runner := &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}}
 	s.cni = libcni.NewCNIConfigWithCacheDir([]string{os.Getenv(shimVariable)}, s.path("cache"), runner)
 	return s
+}
+
+// listen takes messages to the service manager. A daemon waits where nobody does.
+func (s *site) listen(l *net.UnixConn) {
+	s.notified = make(chan string, 100000)
+	s.t.Cleanup(func() { expect.NoError(s.t, l.Close()) })
+	go func() {
+		for buffer := make([]byte, 4096); ; {
+			n, err := l.Read(buffer)
+			if err != nil {
+				return // closed
+			}
+			s.notified <- string(buffer[:n])
+		}
+	}()
 }
 
 func (s *site) path(elements ...string) string {
@@ -219,13 +233,9 @@ func (p *process) end(signal syscall.Signal) int {
 // beginning counts.
 func (s *site) wantNotified(want ...string) {
 	s.t.Helper()
-	expect.NoError(s.t, s.notified.SetReadDeadline(time.Now().Add(expect.Patience)))
 	var got []string
 	for range want {
-		buffer := make([]byte, 4096)
-		n, err := s.notified.Read(buffer)
-		expect.NoError(s.t, err)
-		got = append(got, strings.TrimRight(string(buffer[:n]), "0123456789"))
+		got = append(got, strings.TrimRight(expect.Await(s.t, "a message to the service manager", s.notified), "0123456789"))
 	}
 	expect.Same(s.t, "messages to the service manager", got, want)
 }

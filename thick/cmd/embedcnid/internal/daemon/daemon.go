@@ -26,6 +26,7 @@ import (
 
 // Options are what a daemon gets from its process.
 type Options struct {
+	Version string // of the program, for the log
 	// Path is the file of the configuration, which is watched. Empty: there is none.
 	Path string
 	// Load returns the configuration, at the start and after each change.
@@ -180,7 +181,7 @@ func (d *daemon) serve(ctx context.Context, l net.Listener) error {
 	c := d.config.Load()
 	d.guarding.guard(d.runtime, c.Guard)
 	d.conditions.set("listening", met, "")
-	d.log.Info("serving", "socket", c.Socket, "http", c.HTTP.Address, "kubernetes", c.Kubernetes.Enabled)
+	d.log.Info("serving", "version", d.Version, "socket", c.Socket, "http", c.HTTP.Address, "kubernetes", c.Kubernetes.Enabled)
 	d.systemd.ready()
 	alive, stop := d.systemd.watchdog()
 	defer stop()
