@@ -23,7 +23,6 @@ func TestTheGuardBegins(t *testing.T) {
 	expect.That(t, strings.HasPrefix(port, "veth"), "the interfaces are %v", result.Interfaces)
 	s.config["guard"] = map[string]any{"classes": []string{"links"}}
 	s.write()
-	p.find("configuration reloaded", `"changed":["guard.classes"]`)
 	p.find("guard: begun")
 	expect.NoError(t, s.Do(exec.Command("ip", "link", "set", port, "nomaster").Run))
 	p.find("guard: repaired", `"container":"web"`)
@@ -35,6 +34,28 @@ func TestTheGuardBegins(t *testing.T) {
 	delete(s.config, "guard")
 	s.write()
 	p.find("configuration reloaded", `"changed":["guard.classes"]`)
+	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
+}
+
+// TestHealthIsMeasured as often as the configuration says.
+func TestHealthIsMeasured(t *testing.T) {
+	s, ctx := newSite(t), t.Context()
+	s.config["healthInterval"] = "50ms"
+	s.write()
+	p := s.start()
+	c := s.container("web", "")
+	result := expect.Value(types100.NewResultFromResult(expect.Value(s.add(ctx, c))(t)))(t)
+	wants := func(verdict string) {
+		t.Helper()
+		expect.Eventually(t, "a container that is "+verdict, func() bool {
+			_, text := get(t, "/metrics")
+			return strings.Contains(text, `embedcni_containers{verdict="`+verdict+`"} 1`)
+		})
+	}
+	wants("healthy")
+	expect.NoError(t, s.Do(exec.Command("ip", "link", "set", result.Interfaces[1].Name, "nomaster").Run))
+	wants("broken")
+	expect.NoError(t, s.del(ctx, c))
 	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
 }
 

@@ -20,6 +20,8 @@ type Config struct {
 	HostNetNS     string
 	ReadinessFile string
 	ShutdownGrace time.Duration
+	// HealthInterval is the time between two looks at all containers; zero: there are none.
+	HealthInterval time.Duration
 
 	ConfDir        string
 	Networks       string // First or All

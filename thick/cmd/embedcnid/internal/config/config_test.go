@@ -27,6 +27,7 @@ var values = map[string][3]string{
 	"hostNetNS":             {"/run/netns/h", "/run/netns/h", "/run/netns/h"},
 	"readinessFile":         {"/f", "/f", "/f"},
 	"shutdownGrace":         {"0s", "0s", "0s"},
+	"healthInterval":        {"1m", "1m", "1m"},
 	"http.address":          {"'[::1]:9'", "[::1]:9", "[::1]:9"},
 	"log.level":             {"debug", "debug", "debug"},
 	"log.format":            {"json", "json", "json"},

@@ -33,6 +33,7 @@ func daemonKeys() []Key {
 		{"hostNetNS", false, "path of the network namespace in which plugins run, if it is not the daemon's", func(c *Config) any { return &c.HostNetNS }},
 		{"readinessFile", false, "ADDs wait until this file exists", func(c *Config) any { return &c.ReadinessFile }},
 		{"shutdownGrace", true, "how long a shutdown lets calls go on", func(c *Config) any { return &c.ShutdownGrace }},
+		{"healthInterval", false, "how often all containers are compared with their records, for embedcni_containers in /metrics; installed plugins are asked for CHECK. 0s: never", func(c *Config) any { return &c.HealthInterval }},
 		{"http.address", true, "TCP address of /healthz, /readyz and /metrics, such as 127.0.0.1:9418; empty: there is none", func(c *Config) any { return &c.HTTP.Address }},
 		{"log.level", true, "debug (each plugin call and answer), info, warn (refused calls) or error", func(c *Config) any { return &c.Log.Level }},
 		{"log.format", false, "text or json", func(c *Config) any { return &c.Log.Format }},

@@ -77,7 +77,7 @@ func (c *Config) paths() (all []error) {
 func (c *Config) amounts() (all []error) {
 	for _, k := range Keys() {
 		least := int64(1)
-		if slices.Contains([]string{"uid", "shutdownGrace", "guard.legacyInterval"}, k.Name) {
+		if slices.Contains([]string{"uid", "shutdownGrace", "healthInterval", "guard.legacyInterval"}, k.Name) {
 			least = 0
 		}
 		var n int64

@@ -2,7 +2,9 @@ package daemon
 
 import (
 	"context"
+	"time"
 
+	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/thick/server"
 )
 
@@ -35,6 +37,25 @@ func (d *daemon) cleanUp(ctx context.Context, queue string) error {
 	}
 	d.conditions.set("recovered", met, "")
 	return nil
+}
+
+// measureHealth counts the verdicts on all containers, again and again until ctx ends.
+func (d *daemon) measureHealth(ctx context.Context) {
+	tick := time.NewTicker(d.config.Load().HealthInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			all, err := d.runtime.Health(ctx, cni.HealthOptions{})
+			if err == nil {
+				d.metrics.Health(all)
+			} else if ctx.Err() == nil {
+				d.log.Warn("containers are not compared with their records", "error", err)
+			}
+		}
+	}
 }
 
 func (d *daemon) logDrained(r *server.DrainReport) {

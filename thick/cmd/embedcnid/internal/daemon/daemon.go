@@ -167,6 +167,9 @@ func (d *daemon) begin(ctx context.Context) (end func()) {
 	if d.cluster != nil {
 		start(d.cluster.run)
 	}
+	if d.config.Load().HealthInterval > 0 {
+		start(d.measureHealth)
+	}
 	return func() {
 		d.guarding.end()
 		cancel()
