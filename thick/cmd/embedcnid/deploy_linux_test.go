@@ -6,11 +6,14 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/bits"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -203,15 +206,44 @@ func TestKustomizeRendersTheManifests(t *testing.T) {
 	})
 }
 
-// TestTheUnit is one for systemd, and gives the daemon its time.
-func TestTheUnit(t *testing.T) {
-	text := string(expect.Value(os.ReadFile(filepath.Join(deploy, "systemd", "embedcnid.service")))(t))
-	values := map[string]string{}
+// unit returns the settings of the unit, and its text.
+func unit(t *testing.T) (values map[string]string, text string) {
+	t.Helper()
+	text = string(expect.Value(os.ReadFile(filepath.Join(deploy, "systemd", "embedcnid.service")))(t))
+	values = map[string]string{}
 	for line := range strings.Lines(text) {
 		if key, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok {
 			values[key] = value
 		}
 	}
+	return values, text
+}
+
+// TestTheUnitsCapabilitiesSuffice for a container with a bridge, a forwarded port and a network
+// that it names.
+func TestTheUnitsCapabilitiesSuffice(t *testing.T) {
+	s, ctx := newSite(t), t.Context()
+	values, _ := unit(t)
+	capabilities := strings.ToLower(strings.ReplaceAll(values["CapabilityBoundingSet"], "CAP_", "+"))
+	cmd := s.command()
+	cmd.Args = append([]string{"setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all," + strings.ReplaceAll(capabilities, " ", ","),
+		expect.Value(os.Executable())(t)}, cmd.Args[1:]...)
+	cmd.Path = tool(t, "setpriv")
+	p := s.startAs(cmd)
+	_, bounding, _ := strings.Cut(string(expect.Value(os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Process.Pid)))(t)), "CapBnd:")
+	mask := expect.Value(strconv.ParseUint(strings.Fields(bounding)[0], 16, 64))(t)
+	expect.Same(t, "number of the daemon's capabilities", bits.OnesCount64(mask), strings.Count(capabilities, "+"))
+	c := s.container("web", "storage")
+	c.CapabilityArgs = map[string]any{"portMappings": []map[string]any{{"hostPort": 80, "containerPort": 80, "protocol": "tcp"}}}
+	expect.Value(s.add(ctx, c))(t)
+	expect.Same(t, "interfaces", interfaces(t, c), []string{"lo", "eth0", "net1"})
+	expect.NoError(t, s.cni.CheckNetworkList(ctx, s.list(), c), s.del(ctx, c))
+	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
+}
+
+// TestTheUnit is one for systemd, and gives the daemon its time.
+func TestTheUnit(t *testing.T) {
+	values, text := unit(t)
 	stop := expect.Value(time.ParseDuration(values["TimeoutStopSec"]))(t)
 	grace := config.Default().ShutdownGrace
 	expect.That(t, stop > grace+5*time.Second, "TimeoutStopSec is %v, shutdownGrace %v", stop, grace)
