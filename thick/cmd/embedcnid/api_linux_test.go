@@ -237,7 +237,7 @@ func (a *api) patchStatus(w http.ResponseWriter, r *http.Request) {
 			Annotations map[string]string
 		}
 	}
-	expect.NoError(a.t, json.NewDecoder(r.Body).Decode(&patch))
+	expect.Succeeds(a.t, "decode a patch", json.NewDecoder(r.Body).Decode(&patch))
 	namespace, name := r.PathValue("namespace"), r.PathValue("name")
 	a.mu.Lock()
 	pod := a.objects["Pod "+namespace+"/"+name]
@@ -269,9 +269,9 @@ func (a *api) event(w http.ResponseWriter, r *http.Request, verb string) {
 		return
 	}
 	body, err := io.ReadAll(r.Body)
-	expect.NoError(a.t, err)
+	expect.Succeeds(a.t, "read an Event", err)
 	var e object
-	expect.NoError(a.t, json.Unmarshal(body, &e))
+	expect.Succeeds(a.t, "decode an Event", json.Unmarshal(body, &e))
 	a.events <- e
 	answer(w, http.StatusCreated, e)
 }
