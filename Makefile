@@ -15,7 +15,8 @@
 ##   shims       the start of a shim, SHIM_ROUNDS (500) times
 ##   quickstart  containers attached, traffic proven, nothing left; changes nothing on the machine
 ##   install     the program embedcni, its man pages and completions, to DESTDIR and PREFIX (/usr/local)
-##   deb         the same as a Debian package in DEB_DIR (the current directory), unpacked and tried
+##   daemon      the daemon of a node, its shim and its unit, to DESTDIR, PREFIX and CNIDIR (/opt/cni/bin)
+##   deb         the program as a Debian package in DEB_DIR (the current directory), unpacked and tried
 ##   help        this text
 ##
 ## PACKAGES=./guard tests one package of each module that has it, without lint; GO=/path/to/go uses another Go.
@@ -35,17 +36,17 @@ ELSEWHERE  := windows darwin
 # rest. REQUIRING have requirements alone, and no packages. Of what the library
 # imports, those whose tests need no later version of CNI's or OpenTelemetry's module require
 # the root's versions, so that the library is compiled and checked once for all of them.
-MODULES    ?= . internal/oracle internal/whereabouts thick/multus bench thick/metrics thick/kube gocni examples/faas examples/overlay cmd/embedcni
+MODULES    ?= . internal/oracle internal/whereabouts thick/multus bench thick/metrics thick/kube thick/cmd/embedcnid gocni examples/faas examples/overlay cmd/embedcni
 REQUIRING  := internal/refplugins/mains internal/refplugins/mains/flannel internal/lint internal/deb examples/overlay/flanneld
 # These require Kubernetes or containerd, whose packages take minutes to compile and check the
 # first time. make lint leaves them to make test.
-HEAVY      := thick/multus thick/kube examples/faas
+HEAVY      := thick/multus thick/kube thick/cmd/embedcnid examples/faas
 LINTED     ?= $(filter-out $(HEAVY),$(MODULES))
 # What the race detector sees: each package of the library under its own tests and those
 # of behaviour. These run the library's programs from outside, or compare it with others;
 # without the detector they start thousands of processes in a fifth of the time, and no
 # dependency is compiled twice.
-RACELESS   := internal/oracle internal/whereabouts thick/multus bench gocni examples/faas examples/overlay cmd/embedcni
+RACELESS   := internal/oracle internal/whereabouts thick/multus thick/cmd/embedcnid bench gocni examples/faas examples/overlay cmd/embedcni
 OUTSIDE    := /(internal/(damage|faults|interchange)|examples(/.*)?)$$
 STATIC     := $(GO) tool -modfile=$(CURDIR)/internal/lint/go.mod staticcheck
 FUZZTIME   ?= 30s
@@ -176,6 +177,19 @@ install:
 	$(GO) run . completion zsh >"$$to$(ZSHDIR)/_embedcni" && \
 	$(GO) run . completion fish >"$$to$(FISHDIR)/embedcni.fish" && \
 	echo "embedcni $(VERSION) is in $$to$(PREFIX)"
+
+CNIDIR         ?= /opt/cni/bin
+DAEMON_BUILD   ?= CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.release=v$(VERSION)'
+.PHONY: daemon
+daemon:
+	@umask 022 && to='$(patsubst %/,%,$(abspath $(DESTDIR)/))' && share="$$to$(PREFIX)/lib" && \
+	mkdir -p "$$to$(PREFIX)/bin" "$$to$(CNIDIR)" "$$share/systemd/system" "$$share/tmpfiles.d" && \
+	$(DAEMON_BUILD) -o "$$to$(CNIDIR)/embedcni-shim.new" ./thick/cmd/embedcni-shim && \
+	mv -f "$$to$(CNIDIR)/embedcni-shim.new" "$$to$(CNIDIR)/embedcni-shim" && \
+	(cd thick/cmd/embedcnid && $(DAEMON_BUILD) -o "$$to$(PREFIX)/bin/embedcnid" .) && \
+	sed 's|/usr/local|$(PREFIX)|' deploy/systemd/embedcnid.service >"$$share/systemd/system/embedcnid.service" && \
+	cp deploy/systemd/embedcnid.tmpfiles.conf "$$share/tmpfiles.d/embedcnid.conf" && \
+	echo "embedcnid is in $$to$(PREFIX), embedcni-shim in $$to$(CNIDIR)"
 
 DEB_DIR        ?= .
 .PHONY: deb

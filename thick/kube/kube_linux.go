@@ -34,6 +34,10 @@ type Options struct {
 	// those in Global.
 	Isolated bool
 	Global   []string
+	// File returns the configuration of a definition without spec.config, by the name of
+	// the definition, which is that of a network in a file on the node. Without File such a
+	// definition is refused.
+	File func(name string) ([]byte, error)
 	// Timeout is the time of one lookup, or of writing one status, with its repetitions
 	// while the API server does not answer. The default is ten seconds.
 	Timeout time.Duration
@@ -50,6 +54,7 @@ type Pods struct {
 	networks  dynamic.Interface
 	isolated  bool
 	global    []string
+	file      func(string) ([]byte, error)
 	timeout   time.Duration
 	informers []cache.SharedIndexInformer
 	pods      cache.Store
@@ -67,7 +72,7 @@ func New(client corev1client.PodsGetter, o Options) (*Pods, error) {
 	case o.Timeout < 0:
 		return nil, fmt.Errorf("kube: negative timeout %v", o.Timeout)
 	}
-	p := &Pods{client: client, node: o.Node, networks: o.Networks, isolated: o.Isolated, global: slices.Clone(o.Global), timeout: o.Timeout}
+	p := &Pods{client: client, node: o.Node, networks: o.Networks, isolated: o.Isolated, global: slices.Clone(o.Global), file: o.File, timeout: o.Timeout}
 	if p.timeout == 0 {
 		p.timeout = 10 * time.Second
 	}
@@ -127,6 +132,11 @@ func (p *Pods) Run(ctx context.Context) {
 		}()
 	}
 	all.Wait()
+}
+
+// Synced reports whether Run has filled the cache. Before, each lookup is a request.
+func (p *Pods) Synced() bool {
+	return !slices.ContainsFunc(p.informers, func(i cache.SharedIndexInformer) bool { return !i.HasSynced() })
 }
 
 // trim drops of a pod what nobody here asks for, which is nearly all of it.

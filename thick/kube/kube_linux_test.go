@@ -188,7 +188,9 @@ func wantNetworks(t *testing.T, pods *kube.Pods, uid string) {
 func TestAPodIsCached(t *testing.T) {
 	a := newAPI(aPod("uid-1"))
 	pods := newPods(t, a)
+	expect.Same(t, "synced before Run", pods.Synced(), false)
 	run(t, a, pods, "uid-1")
+	expect.Eventually(t, "Synced", pods.Synced)
 	before := a.asked.Load()
 	for range 3 {
 		wantUID(t, pods, "uid-1")
@@ -436,7 +438,15 @@ func TestNetworkAttachmentDefinitions(t *testing.T) {
 	objects := []*unstructured.Unstructured{
 		definition("shop", "storage", map[string]any{"config": config}), definition("other", "storage", map[string]any{"config": config}),
 		definition("default", "storage", map[string]any{"config": config}), definition("shop", "file", map[string]any{}),
-		definition("shop", "odd", map[string]any{"config": int64(1)}),
+		definition("shop", "lost", map[string]any{}), definition("shop", "odd", map[string]any{"config": int64(1)}),
+	}
+	files := func(o *kube.Options) {
+		o.File = func(name string) ([]byte, error) {
+			if name != "file" {
+				return nil, fmt.Errorf("no file for %s", name)
+			}
+			return []byte(config), nil
+		}
 	}
 	isolated := func(o *kube.Options) { o.Isolated, o.Global = true, []string{"default"} }
 	for name, c := range map[string]struct {
@@ -451,6 +461,8 @@ func TestNetworkAttachmentDefinitions(t *testing.T) {
 		"isolated, of a global":      {of: multinet.Selection{Namespace: "default", Name: "storage"}, options: isolated},
 		"isolated, of another":       {multinet.Selection{Namespace: "other", Name: "storage"}, isolated, types.ErrInvalidNetworkConfig, []string{"shop", "other"}},
 		"missing":                    {multinet.Selection{Namespace: "shop", Name: "none"}, nil, types.ErrInvalidNetworkConfig, []string{"shop/none"}},
+		"in a file of the node":      {of: multinet.Selection{Namespace: "shop", Name: "file"}, options: files},
+		"in no file of the node":     {multinet.Selection{Namespace: "shop", Name: "lost"}, files, types.ErrInvalidNetworkConfig, []string{"shop/lost", "spec.config", "no file for lost"}},
 		"without a configuration":    {multinet.Selection{Namespace: "shop", Name: "file"}, nil, types.ErrInvalidNetworkConfig, []string{"shop/file", "spec.config"}},
 		"with an odd configuration":  {multinet.Selection{Namespace: "shop", Name: "odd"}, nil, types.ErrInvalidNetworkConfig, []string{"shop/odd"}},
 		"where nobody looks them up": {multinet.Selection{Namespace: "shop", Name: "storage"}, func(o *kube.Options) { o.Networks = nil }, types.ErrInvalidNetworkConfig, nil},

@@ -21,7 +21,7 @@ var definitions = schema.GroupVersionResource{Group: "k8s.cni.cncf.io", Version:
 
 // Configuration returns the configuration in the NetworkAttachmentDefinition that an element
 // of a pod's annotation names, for backend.Options.Lookup. One that is not in the cache is
-// asked for. A definition without spec.config, which means a file on the node, is refused.
+// asked for. A definition without spec.config means a file on the node: see Options.File.
 func (p *Pods) Configuration(ctx context.Context, r *server.Request, s multinet.Selection) ([]byte, error) {
 	switch {
 	case p.networks == nil:
@@ -49,8 +49,14 @@ func (p *Pods) Configuration(ctx context.Context, r *server.Request, s multinet.
 	switch {
 	case err != nil:
 		return nil, invalid("NetworkAttachmentDefinition %s: %v", s.Network(), err)
-	case config == "":
+	case config == "" && p.file == nil:
 		return nil, invalid("NetworkAttachmentDefinition %s has no spec.config, and this daemon reads no files for it", s.Network())
+	case config == "":
+		data, err := p.file(s.Name)
+		if err != nil {
+			return nil, invalid("NetworkAttachmentDefinition %s has no spec.config, and no file of this node has it: %v", s.Network(), err)
+		}
+		return data, nil
 	}
 	return []byte(config), nil
 }

@@ -133,6 +133,7 @@ func (s *Server) call(o *Observation, w http.ResponseWriter, r *http.Request) ([
 		return nil, err
 	}
 	o.ContainerID, o.IfName, o.Network = c.ContainerID, c.IfName, c.Network
+	o.Pod = c.Pod
 	if c.verb == wire.Version {
 		return versions()
 	}

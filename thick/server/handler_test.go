@@ -214,8 +214,10 @@ func TestObservation(t *testing.T) {
 		got = append(got, o)
 	}
 	want := []server.Observation{
-		{Path: "/cni", Method: "POST", Status: 200, Verb: "ADD", ContainerID: "c1", IfName: "eth0", Network: "podnet"},
-		{Path: "/cni", Method: "POST", Status: 400, Verb: "DEL", ContainerID: "c2", IfName: "eth0", Network: "podnet", Code: 11},
+		{Path: "/cni", Method: "POST", Status: 200, Verb: "ADD", ContainerID: "c1", IfName: "eth0", Network: "podnet",
+			Pod: server.Pod{Namespace: "default", Name: "web-0", InfraContainerID: "c1"}},
+		{Path: "/cni", Method: "POST", Status: 400, Verb: "DEL", ContainerID: "c2", IfName: "eth0", Network: "podnet",
+			Pod: server.Pod{Namespace: "default", Name: "web-0", InfraContainerID: "c2"}, Code: 11},
 		{Path: "/cni", Method: "POST", Status: 400, Code: 4},
 		{Path: "/readyz", Method: "POST", Status: 200},
 		{Method: "POST", Status: 404},

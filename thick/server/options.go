@@ -70,8 +70,8 @@ type Limits struct {
 	Transfer time.Duration
 }
 
-// Observation is a request that was answered. Its strings, but for ContainerID, IfName
-// and Network, are of a few values each, so that they can be labels of metrics.
+// Observation is a request that was answered. Its strings, but for ContainerID, IfName,
+// Network and Pod, are of a few values each, so that they can be labels of metrics.
 type Observation struct {
 	Path   string // /cni, /healthz or /readyz; empty if it is none of these
 	Method string // GET or POST; empty if it is neither
@@ -81,6 +81,7 @@ type Observation struct {
 	ContainerID string
 	IfName      string
 	Network     string
+	Pod         Pod           // empty if the client names none
 	Code        uint          // the code of the error that was answered; 0 if it has none
 	Err         error         // nil if the call succeeded and was answered
 	Queued      time.Duration // how long the call waited for its turn

@@ -1,0 +1,220 @@
+// Package daemon joins the packages of a thick plugin to the daemon of a node: the server at
+// the socket, a Runtime behind it, on Kubernetes the API server, and around them probes,
+// metrics, a configuration that is read again, and the notifications of systemd.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/thick/backend"
+	"github.com/embedcni/cni/thick/cmd/embedcnid/internal/config"
+	"github.com/embedcni/cni/thick/metrics"
+	"github.com/embedcni/cni/thick/server"
+)
+
+// Options are what a daemon gets from its process.
+type Options struct {
+	Version string // of the program, for the log
+	// Path is the file of the configuration, which is watched. Empty: there is none.
+	Path string
+	// Load returns the configuration, at the start and after each change.
+	Load func() (config.Config, error)
+	// Log is where the log is written.
+	Log io.Writer
+	// Hangup has a signal when the configuration is to be read again.
+	Hangup <-chan os.Signal
+}
+
+// Run serves until ctx ends, and then shuts down: calls under way may go on for the time in
+// the configuration. It returns nil after a shutdown in which no call had to be cancelled.
+func Run(ctx context.Context, o Options) error {
+	d, err := assemble(o)
+	if err != nil {
+		return err
+	}
+	return d.run(ctx)
+}
+
+// daemon is a daemon that runs.
+type daemon struct {
+	Options
+	config  atomic.Pointer[config.Config] // the one in force
+	refused string                        // the last reason for which one was refused
+	level   slog.LevelVar
+	log     *slog.Logger
+
+	runtime    *cni.Runtime
+	server     *server.Server
+	cluster    *cluster // nil without Kubernetes
+	metrics    *metrics.Metrics
+	probes     probes
+	conditions conditions
+	guarding   guarding
+	systemd    systemd
+	changed    chan struct{} // has an element after a change of the file
+}
+
+// assemble makes all parts. None of them runs yet.
+func assemble(o Options) (*daemon, error) {
+	c, err := o.Load()
+	if err != nil {
+		return nil, err
+	}
+	d := &daemon{Options: o, changed: make(chan struct{}, 1)}
+	d.config.Store(&c)
+	d.level.Set(c.Log.SlogLevel())
+	d.log = slog.New(handler(c.Log, o.Log, &d.level))
+	d.systemd.log = d.log
+	d.guarding = guarding{log: d.log, conditions: &d.conditions}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if d.metrics, err = metrics.New(registry); err != nil {
+		return nil, err
+	}
+	d.probes = newProbes(d.log, &d.conditions, registry)
+	d.runtime, err = cni.New(append(settings(&c), cni.WithLogger(d.log), cni.WithObserver(d.metrics.Plugin))...)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.metrics.Attachments(d.runtime.Attachments); err != nil {
+		return nil, err
+	}
+	return d, d.assembleServer(&c)
+}
+
+// assembleServer makes the server, over a Backend that answers for one of the two lives.
+func (d *daemon) assembleServer(c *config.Config) (err error) {
+	o := backend.Options{Networks: inArguments, Lookup: d.lookup, Logger: d.log}
+	so := server.Options{UID: c.UID, ReadinessFile: c.ReadinessFile, Observe: d.observe, Logger: d.log, Limits: c.Limits}
+	if c.Kubernetes.Enabled {
+		if d.cluster, err = connect(c.Kubernetes, d.networkInFile, d.log); err != nil {
+			return err
+		}
+		o.Networks, o.Lookup, o.OnStatus = d.cluster.pods.Networks, d.cluster.pods.Configuration, d.cluster.pods.SetStatus
+		so.Kubernetes, so.PodUID = true, d.cluster.pods.UID
+		d.conditions.ask("kubernetes", d.cluster.condition)
+	}
+	d.server, err = server.New(&calls{backend.New(d.runtime, o), d}, so)
+	return err
+}
+
+// handler returns the handler of a log.
+func handler(c config.Log, to io.Writer, level slog.Leveler) slog.Handler {
+	o := &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Value.Kind() == slog.KindDuration { // in JSON it would be nanoseconds
+			a.Value = slog.StringValue(a.Value.Duration().String())
+		}
+		return a
+	}}
+	if c.Format == config.JSON {
+		return slog.NewJSONHandler(to, o)
+	}
+	return slog.NewTextHandler(to, o)
+}
+
+// run does the work of a daemon in its order: whoever asks from the moment that it listens
+// on waits until what came due before is done.
+func (d *daemon) run(ctx context.Context) error {
+	c := d.config.Load()
+	for _, name := range []string{"listening", "drained", "recovered"} {
+		d.conditions.set(name, unmet, "not yet")
+	}
+	d.conditions.set("configuration", met, "")
+	if err := d.probes.listen(c.HTTP.Address); err != nil {
+		return err
+	}
+	defer d.probes.close()
+	l, err := d.server.Listen(c.Socket)
+	if err != nil {
+		return err
+	}
+	d.loadNetworks(c)
+	defer d.begin(ctx)()
+	if err := d.cleanUp(ctx, c.QueueDir); err != nil {
+		if ctx.Err() != nil { // what is left is the next daemon's
+			return l.Close()
+		}
+		return errors.Join(err, l.Close())
+	}
+	return d.serve(ctx, l)
+}
+
+// begin starts what goes on beside the calls. The function ends it: after the calls, which
+// may need it.
+func (d *daemon) begin(ctx context.Context) (end func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	var all sync.WaitGroup
+	start := func(f func(context.Context)) {
+		all.Add(1)
+		go func() { defer all.Done(); f(ctx) }()
+	}
+	start(d.watchNetworks)
+	if d.Path != "" {
+		start(d.watchFile)
+	}
+	if d.cluster != nil {
+		start(d.cluster.run)
+	}
+	if d.config.Load().HealthInterval > 0 {
+		start(d.measureHealth)
+	}
+	return func() {
+		d.guarding.end()
+		cancel()
+		all.Wait()
+	}
+}
+
+// serve answers calls until ctx ends.
+func (d *daemon) serve(ctx context.Context, l net.Listener) error {
+	served := make(chan error, 1)
+	go func() { served <- d.server.Serve(l) }()
+	c := d.config.Load()
+	d.guarding.guard(d.runtime, c.Guard)
+	d.conditions.set("listening", met, "")
+	d.log.Info("serving", "version", d.Version, "socket", c.Socket, "http", c.HTTP.Address, "kubernetes", c.Kubernetes.Enabled)
+	d.systemd.ready()
+	alive, stop := d.systemd.watchdog()
+	defer stop()
+	for {
+		select {
+		case err := <-served:
+			return err
+		case <-ctx.Done():
+			return d.shutdown(served)
+		case <-d.Hangup:
+			d.reload(true)
+		case <-d.changed:
+			d.reload(false)
+		case <-alive:
+			d.systemd.alive()
+		}
+	}
+}
+
+// shutdown lets calls under way end.
+func (d *daemon) shutdown(served <-chan error) error {
+	grace := d.config.Load().ShutdownGrace
+	d.log.Info("shutting down", "grace", grace)
+	d.conditions.set("listening", unmet, "shutting down")
+	d.systemd.stopping()
+	late, cancel := context.WithTimeout(context.Background(), grace)
+	defer cancel()
+	err := d.server.Shutdown(late)
+	if ended := <-served; !errors.Is(ended, http.ErrServerClosed) {
+		err = errors.Join(err, ended)
+	}
+	return err
+}
