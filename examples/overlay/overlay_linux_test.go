@@ -158,7 +158,8 @@ func plain(output string) string {
 		{`etcd \S+ serves`, "etcd VERSION serves"}, {`flanneld is \S+`, "flanneld is VERSION"},
 		{`10\.244\.\d+\.0/24`, "SUBNET"}, {`fd00:10:244:[0-9a-f:]+/64`, "SUBNET6"},
 		{`10\.244\.\d+\.\d+`, "ADDRESS"}, {`fd00:10:244:[0-9a-f:]+`, "ADDRESS6"},
-		{`\b(\d+m)?[\d.]+(ns|µs|ms|s)\b`, "TIME"}, {`\d+ pings meanwhile lose \d+`, "N pings meanwhile lose N"}, {`\d+ pings between other containers meanwhile lose \d+`, "N pings between other containers meanwhile lose N"}, {`revision \d+`, "revision N"},
+		{`\b(\d+m)?[\d.]+(ns|µs|ms|s)\b`, "TIME"},
+		{`\d+( pings .*meanwhile lose) \d+`, "N$1 N"}, {`revision \d+`, "revision N"},
 	} {
 		output = regexp.MustCompile(r.what).ReplaceAllString(output, r.by)
 	}
