@@ -82,11 +82,12 @@ outside:
 	done
 
 # What the tests need of the system: a C compiler for the race detector, the tools that the
-# reference plugins call, and what the examples run. .ci/deps says which are missing before it
+# reference plugins call, what the examples run, and what checks the files in deploy. .ci/deps says which are missing before it
 # installs them. The firewalld, the containerd and the etcd are for tests that start one of their
 # own: the system's does not start, and is not masked.
 NEEDED := gcc:gcc iptables:iptables ip6tables:iptables nft:nftables firewalld:firewalld dbus-daemon:dbus-daemon \
-	containerd:containerd runc:runc busybox:busybox-static etcd:etcd-server
+	containerd:containerd runc:runc busybox:busybox-static etcd:etcd-server \
+	systemd-analyze:systemd systemd-tmpfiles:systemd setpriv:util-linux kubectl:kubernetes-client
 deps:
 	@.ci/deps $(NEEDED)
 

@@ -172,13 +172,11 @@ func TestTheInitContainer(t *testing.T) {
 	}
 }
 
-// tool returns the path of a program, or skips the test.
+// tool returns the path of a program.
 func tool(t *testing.T, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
-	if err != nil {
-		t.Skipf("there is no %s here", name)
-	}
+	expect.Must(t, err == nil, "%v: make deps installs what the tests need", err)
 	return path
 }
 
