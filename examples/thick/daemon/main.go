@@ -85,11 +85,9 @@ func serve(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	go func() { // a DEL that hangs must not keep the node from working
-		if err := cleanUp(ctx, rt, s, o.queue); err != nil {
-			slog.Error("clean up", "error", err)
-		}
-	}()
+	if err := cleanUp(ctx, rt, s, o.queue); err != nil {
+		return errors.Join(err, l.Close())
+	}
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	slog.Info("serving", "socket", o.socket)
