@@ -16,18 +16,35 @@ type calls struct {
 	daemon *daemon
 }
 
-var _ server.Ledger = (*calls)(nil)
+var (
+	_ server.Ledger  = (*calls)(nil)
+	_ server.Planner = (*calls)(nil)
+)
 
-// Add has the pod learn why it failed. What may succeed a moment later, and a pod that is
-// gone, concern nobody.
+// Plan finds the networks of a call. An ADD fails here if one of them does not exist.
+func (c *calls) Plan(ctx context.Context, verb string, r *server.Request) (server.Use, error) {
+	use, err := c.Backend.Plan(ctx, verb, r)
+	if verb == "ADD" {
+		c.report(ctx, r, err)
+	}
+	return use, err
+}
+
+// Add attaches an interface.
 func (c *calls) Add(ctx context.Context, r *server.Request) (types.Result, error) {
 	result, err := c.Backend.Add(ctx, r)
+	c.report(ctx, r, err)
+	return result, err
+}
+
+// report has the pod learn why an ADD failed. What may succeed a moment later, and a pod that
+// is gone, concern nobody.
+func (c *calls) report(ctx context.Context, r *server.Request, err error) {
 	var said *types.Error
 	passes := errors.As(err, &said) && (said.Code == types.ErrTryAgainLater || said.Code == types.ErrUnknownContainer)
 	if err != nil && !passes && ctx.Err() == nil && c.daemon.cluster != nil {
 		c.daemon.cluster.report(r, err)
 	}
-	return result, err
 }
 
 // GC does nothing unless the configuration says so: the attachments that are valid for one
