@@ -36,7 +36,7 @@ ELSEWHERE  := windows darwin
 # rest. REQUIRING have requirements alone, and no packages. Of what the library
 # imports, those whose tests need no later version of CNI's or OpenTelemetry's module require
 # the root's versions, so that the library is compiled and checked once for all of them.
-MODULES    ?= . internal/oracle internal/whereabouts thick/multus bench thick/metrics thick/kube thick/cmd/embedcnid gocni examples/faas examples/overlay cmd/embedcni
+MODULES    ?= . internal/oracle internal/oracle/whereabouts thick/multus bench thick/metrics thick/kube thick/cmd/embedcnid gocni examples/faas examples/overlay cmd/embedcni
 REQUIRING  := internal/refplugins/mains internal/refplugins/mains/flannel internal/lint internal/deb examples/overlay/flanneld
 # These require Kubernetes or containerd, whose packages take minutes to compile and check the
 # first time. make lint leaves them to make test.
@@ -46,7 +46,7 @@ LINTED     ?= $(filter-out $(HEAVY),$(MODULES))
 # of behaviour. These run the library's programs from outside, or compare it with others;
 # without the detector they start thousands of processes in a fifth of the time, and no
 # dependency is compiled twice.
-RACELESS   := internal/oracle internal/whereabouts thick/multus thick/cmd/embedcnid bench gocni examples/faas examples/overlay cmd/embedcni
+RACELESS   := internal/oracle internal/oracle/whereabouts thick/multus thick/cmd/embedcnid bench gocni examples/faas examples/overlay cmd/embedcni
 OUTSIDE    := /(internal/(damage|faults|interchange)|examples(/.*)?)$$
 STATIC     := $(GO) tool -modfile=$(CURDIR)/internal/lint/go.mod staticcheck
 FUZZTIME   ?= 30s

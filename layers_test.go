@@ -123,7 +123,7 @@ func TestDesignListsThePackages(t *testing.T) {
 	for _, m := range regexp.MustCompile("`([a-z/*]+)`").FindAllStringSubmatch(section, -1) {
 		listed = append(listed, m[1])
 	}
-	packages := []string{"internal/oracle", "internal/whereabouts", "thick/multus", "internal/refplugins/mains", "internal/refplugins/mains/flannel", "internal/lint", "internal/deb", "bench", "thick/metrics", "thick/kube", "thick/cmd/embedcnid", "gocni", "examples/faas", "examples/overlay", "cmd/embedcni"}
+	packages := []string{"internal/oracle", "internal/oracle/whereabouts", "thick/multus", "internal/refplugins/mains", "internal/refplugins/mains/flannel", "internal/lint", "internal/deb", "bench", "thick/metrics", "thick/kube", "thick/cmd/embedcnid", "gocni", "examples/faas", "examples/overlay", "cmd/embedcni"}
 	for _, p := range goList(t, "linux", "./...") {
 		packages = append(packages, inModule(p.ImportPath))
 	}

@@ -1,4 +1,4 @@
-module github.com/embedcni/cni/internal/whereabouts
+module github.com/embedcni/cni/internal/oracle/whereabouts
 
 go 1.25.0
 
@@ -68,4 +68,4 @@ require (
 	sigs.k8s.io/yaml v1.6.0 // indirect
 )
 
-replace github.com/embedcni/cni => ../..
+replace github.com/embedcni/cni => ../../..
