@@ -7,6 +7,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/thick/server"
 )
 
@@ -16,7 +17,7 @@ const lo = "lo"
 // loopback returns the loopback network of a request.
 func loopback(r *server.Request) ([]network, error) {
 	config, err := json.Marshal(map[string]any{
-		"cniVersion": r.CNIVersion, "name": r.Network, "plugins": []any{map[string]string{"type": "loopback"}},
+		"cniVersion": r.CNIVersion, "name": r.Network, "plugins": []any{map[string]string{"type": conflist.Loopback}},
 	})
 	return []network{{name: r.Network, network: r.Network, ifName: lo, config: config}}, err
 }
