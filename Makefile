@@ -7,7 +7,7 @@
 ##   test        all tests and linters; installs the Debian packages that are missing, and says which
 ##   raced       the part of test under the race detector
 ##   outside     the part of test that runs whole programs, without it
-##   lint        the part of test that formats, vets and checks; leaves out modules with Kubernetes or containerd
+##   lint        the part of test that formats, vets and checks; leaves out modules with Kubernetes or containerd, and other systems
 ##   deps        the Debian packages that the tests need, without the tests; starts no service
 ##   fuzz        each fuzz test for FUZZTIME (30s)
 ##   faults      the scorecard of faults, in about 45 minutes, to FAULTS_TABLE (faults.txt)
@@ -39,9 +39,11 @@ ELSEWHERE  := windows darwin
 MODULES    ?= . internal/oracle internal/oracle/whereabouts thick/multus bench thick/metrics thick/kube thick/cmd/embedcnid gocni examples/faas examples/overlay cmd/embedcni
 REQUIRING  := internal/refplugins/mains internal/refplugins/mains/flannel internal/lint internal/deb examples/overlay/flanneld
 # These require Kubernetes or containerd, whose packages take minutes to compile and check the
-# first time. make lint leaves them to make test.
+# first time. make lint leaves them to make test, and with them the other systems, for which
+# the standard library is compiled.
 HEAVY      := thick/multus thick/kube thick/cmd/embedcnid examples/faas
 LINTED     ?= $(filter-out $(HEAVY),$(MODULES))
+LINTED_FOR ?=
 # What the race detector sees: each package of the library under its own tests and those
 # of behaviour. These run the library's programs from outside, or compare it with others;
 # without the detector they start thousands of processes in a fifth of the time, and no
@@ -62,7 +64,7 @@ LONGEST    := internal/behaviour
 # The linter works while the tests wait for the kernel. It looks at all packages, so the
 # tests of a single one do without.
 test: deps
-	@$(MAKE) --no-print-directory --jobs=3 LINTED="$(MODULES)" raced outside $(if $(filter ./...,$(PACKAGES)),lint)
+	@$(MAKE) --no-print-directory --jobs=3 LINTED="$(MODULES)" LINTED_FOR="$(ELSEWHERE)" raced outside $(if $(filter ./...,$(PACKAGES)),lint)
 
 raced:
 	@for module in $(filter-out $(RACELESS),$(MODULES)); do \
@@ -102,7 +104,7 @@ lint:
 		echo "go vet and staticcheck in $$module"; \
 		(cd $$module && $(GO) vet ./... && $(STATIC) ./...) || exit 1; \
 	done
-	@for os in $(ELSEWHERE); do \
+	@for os in $(LINTED_FOR); do \
 		echo "go vet for $$os"; \
 		GOOS=$$os $(GO) vet ./... || exit 1; \
 	done
