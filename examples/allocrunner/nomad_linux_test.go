@@ -147,8 +147,8 @@ func (c *client) left(before []string) string {
 }
 
 // TestNomadsBridge: a job in the bridge network of a Nomad client is reached at its port, and
-// reaches others; what the administrator's chain drops is dropped, before and after the client
-// and the job have ended and begun again. That holds with built-in plugins and with executables.
+// reaches others. The administrator's chain drops the packets that it names, also after client
+// and job have ended and begun again. That holds with built-in plugins and with executables.
 func TestNomadsBridge(t *testing.T) {
 	t.Run("built in", func(t *testing.T) { testNomadsBridge(t, newClient(t, "")) })
 	t.Run("executables", func(t *testing.T) { testNomadsBridge(t, newClient(t, "", cnitest.WithReferencePlugins())) })

@@ -112,7 +112,7 @@ func (a *Agent) Boot(_ int, reply *Booted) (err error) {
 	return err
 }
 
-// audit lists what is on the host, but for flannel's tunnels, routes to other hosts and rules.
+// audit lists the objects on the host, without flannel's tunnels, routes to other hosts and rules.
 func (a *Agent) audit() ([]string, error) {
 	lines, err := cnitest.Audit(context.Background(), cnitest.Options{})
 	return slices.DeleteFunc(lines, func(line string) bool {

@@ -15,7 +15,7 @@ import (
 // install gets all that the program needs on a fresh Debian with Go.
 const install = "apt-get install etcd-server iptables nftables gcc libc6-dev"
 
-// checkTools returns an error that names what the program needs and does not find.
+// checkTools returns an error that names the missing tools.
 func checkTools() error {
 	if os.Geteuid() != 0 {
 		return missing{"hosts that are namespaces need root: run it as root"}

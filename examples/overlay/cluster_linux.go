@@ -145,7 +145,7 @@ func (c *cluster) attachPair(ctx context.Context, m *machine) error {
 	return c.attach(ctx, m, job(m))
 }
 
-// end detaches all containers, looks for what is left, and ends the hosts.
+// end detaches all containers, audits the hosts, and ends them.
 func (c *cluster) end(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
@@ -153,7 +153,7 @@ func (c *cluster) end(ctx context.Context) error {
 		if m.cmd == nil {
 			return nil
 		}
-		if !m.isOn() { // what it had is on its disk
+		if !m.isOn() { // its records are on its disk
 			if _, err := m.powerOn(ctx); err != nil {
 				return err
 			}
@@ -170,7 +170,7 @@ func (c *cluster) end(ctx context.Context) error {
 	return nil
 }
 
-// empty detaches a host's containers, and compares the host with what it was.
+// empty detaches a host's containers, and compares its audit with the first one.
 func (c *cluster) empty(ctx context.Context, m *machine) error {
 	after, err := call[[]string](ctx, m, "Empty", 0)
 	if err != nil || m.before == nil { // it has not started

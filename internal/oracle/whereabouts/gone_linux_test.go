@@ -126,7 +126,7 @@ func stay(t *testing.T, going []*attached, by func(i int) *cni.Runtime) {
 }
 
 // awaitRetry waits until the failed removals may be tried again: a second after the first
-// failure.
+// failure. Nothing announces that moment but the clock.
 func awaitRetry(t *testing.T, r *cni.Runtime) {
 	t.Helper()
 	for _, a := range expect.Value(r.Attachments())(t) {
