@@ -205,13 +205,27 @@ func WithPluginEnv(names ...string) Opt {
 }
 
 // WithInsecureFiles accepts plugins and configurations that users other than root
-// and this process's user can write or replace. They are refused by default, because
+// and this process's user can write or replace: those in these directories, or, without
+// any, wherever they are. They are refused by default, because
 // their writers execute code with the runtime's privileges. A file is insecure
 // if every user may write it, or a directory or symbolic link on the way to it (the
 // sticky bit makes a directory safe), or if the owner of one of these is neither root
 // nor this process's user. Write permission of a group is accepted.
-func WithInsecureFiles() Opt {
-	return set(func(c *config) { c.AllowInsecure = true })
+//
+// A program in a container names the directory of a mounted ConfigMap, which the kubelet
+// makes writable for everybody in the container.
+func WithInsecureFiles(dirs ...string) Opt {
+	return func(c *config) error {
+		for _, dir := range dirs {
+			if !filepath.IsAbs(dir) {
+				return fmt.Errorf("directory %q of insecure files is not an absolute path: %w", dir, ErrInvalidArgument)
+			}
+		}
+		if c.Insecure = slices.Clone(dirs); len(dirs) == 0 {
+			c.Insecure = []string{"/"}
+		}
+		return nil
+	}
 }
 
 // WithStrictCapabilities makes a capability that no plugin declares an error, for

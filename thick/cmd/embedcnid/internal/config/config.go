@@ -30,7 +30,7 @@ type Config struct {
 	BuiltinPlugins []string // AllTypes alone, or types
 	PluginEnv      []string
 	StrictPorts    bool
-	InsecureFiles  bool
+	InsecureFiles  []string
 	GC             bool
 
 	Timeouts   cni.Timeouts

@@ -25,8 +25,8 @@ func settings(c *config.Config) []cni.Opt {
 	if c.StrictPorts {
 		opts = append(opts, cni.WithStrictPorts())
 	}
-	if c.InsecureFiles {
-		opts = append(opts, cni.WithInsecureFiles())
+	if len(c.InsecureFiles) > 0 {
+		opts = append(opts, cni.WithInsecureFiles(c.InsecureFiles...))
 	}
 	return opts
 }
