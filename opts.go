@@ -79,7 +79,7 @@ func defaultSettings() settings {
 			PluginDirs: []string{DefaultCNIDir},
 			StateDir:   conflist.StateDir,
 			Owner:      filepath.Base(os.Args[0]),
-			Timeouts:   engine.Timeouts{Add: 3 * time.Minute, Del: time.Minute, Check: time.Minute, Status: 10 * time.Second},
+			Timeouts:   engine.Timeouts{Add: 3 * time.Minute, Del: 50 * time.Second, Check: time.Minute, Status: 10 * time.Second},
 			PortRange:  ports.Range{First: 20000, Last: 29999},
 			Choice:     runner.Choice{BuiltIn: builtin.Loopback},
 			EnvAllow:   invoke.DefaultAllow(),
@@ -98,8 +98,10 @@ func defaultSettings() settings {
 // They apply to each plugin, not to the whole call, so that a hanging plugin does
 // not use up the time of the others in a teardown.
 type Timeouts struct {
-	Add    time.Duration // default 3 minutes: DHCP and cloud providers take long
-	Del    time.Duration // default 1 minute; GC has the same
+	Add time.Duration // default 3 minutes: DHCP and cloud providers take long
+	// Del is for GC too. The default is 50 seconds: some plugins, such as whereabouts, try
+	// for a minute, and then report success although they have freed nothing.
+	Del    time.Duration
 	Check  time.Duration // default 1 minute
 	Status time.Duration // default 10 seconds
 }
