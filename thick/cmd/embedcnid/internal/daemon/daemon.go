@@ -124,13 +124,13 @@ func handler(c config.Log, to io.Writer, level slog.Leveler) slog.Handler {
 	return slog.NewTextHandler(to, o)
 }
 
-// run does the work of a daemon in its order: whoever asks from the moment that it listens
-// on waits until what came due before is done.
+// run does the work of a daemon in its order. From the moment that it listens on, a shim asks
+// and queues no DEL. ADDs of the containers in the queue wait until their DELs have ended.
 func (d *daemon) run(ctx context.Context) error {
 	c := d.config.Load()
-	for _, name := range []string{"listening", "drained", "recovered"} {
-		d.conditions.set(name, unmet, "not yet")
-	}
+	d.conditions.set("listening", unmet, "not yet")
+	d.conditions.set("drained", doubtful, "queued DELs are being carried out")
+	d.conditions.set("recovered", doubtful, "dead containers are being removed")
 	d.conditions.set("configuration", met, "")
 	if err := d.probes.listen(c.HTTP.Address); err != nil {
 		return err
@@ -141,25 +141,25 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	d.loadNetworks(c)
-	defer d.begin(ctx)()
-	if err := d.cleanUp(ctx, c.QueueDir); err != nil {
-		if ctx.Err() != nil { // what is left is the next daemon's
-			return l.Close()
-		}
+	drained, err := d.server.Drain(context.WithoutCancel(ctx), c.QueueDir) // a Shutdown ends it
+	if err != nil {
 		return errors.Join(err, l.Close())
 	}
+	start, end := d.begin(ctx)
+	defer end()
+	start(func(beside context.Context) { d.awaitDrained(beside, drained) })
+	recovered := make(chan struct{})
+	start(func(context.Context) { defer close(recovered); d.recover(ctx) })
+	d.awaitRecovered(ctx, recovered)
 	return d.serve(ctx, l)
 }
 
-// begin starts what goes on beside the calls. The function ends it: after the calls, which
-// may need it.
-func (d *daemon) begin(ctx context.Context) (end func()) {
+// begin starts what goes on beside the calls, and so does start. The function end ends it: after
+// the calls, which may need it.
+func (d *daemon) begin(ctx context.Context) (start func(func(context.Context)), end func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var all sync.WaitGroup
-	start := func(f func(context.Context)) {
-		all.Add(1)
-		go func() { defer all.Done(); f(ctx) }()
-	}
+	start = func(f func(context.Context)) { all.Go(func() { f(ctx) }) }
 	start(d.watchNetworks)
 	if d.Path != "" {
 		start(d.watchFile)
@@ -170,7 +170,7 @@ func (d *daemon) begin(ctx context.Context) (end func()) {
 	if d.config.Load().HealthInterval > 0 {
 		start(d.measureHealth)
 	}
-	return func() {
+	return start, func() {
 		d.guarding.end()
 		cancel()
 		all.Wait()
