@@ -289,7 +289,7 @@ func TestTheDaemonIsKilled(t *testing.T) {
 	expect.NoError(t, s.del(ctx, ends))
 	expect.Same(t, "interfaces before", interfaces(t, ends), []string{"lo", "eth0", "net1"})
 	p = s.start()
-	p.find("queued DEL", `"outcome":"ended"`, `"container":"ends"`)
+	p.logged("queued DEL", `"outcome":"ended"`, `"container":"ends"`)
 	expect.Same(t, "interfaces after", [][]string{interfaces(t, lives), interfaces(t, ends)}, [][]string{{"lo", "eth0", "net1"}, {"lo"}})
 	expect.NoError(t, s.cni.CheckNetworkList(ctx, s.list(), lives), s.del(ctx, lives))
 	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)

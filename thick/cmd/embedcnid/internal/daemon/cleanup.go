@@ -9,26 +9,24 @@ import (
 	"github.com/embedcni/cni/thick/server"
 )
 
-// recoverFirst is how long a daemon recovers before it serves. The first calls then find what
-// the dead had free, and no half-made attachment of a call that was cut off, which would be in
+// recoverFirst is how long a daemon recovers before it serves. The first calls then find free
+// what the dead had, and no half-made attachment of a call that was cut off, which would be in
 // the way of an ADD that is repeated. A plugin that hangs must not keep the node waiting: Recover
 // goes on beside the calls, and excludes them for one container at a time.
 const recoverFirst = 5 * time.Second
 
-// awaitRecovered waits until the dead are removed, for a time.
-func (d *daemon) awaitRecovered(ctx context.Context, recovered <-chan struct{}) {
-	late := time.NewTimer(recoverFirst)
-	defer late.Stop()
+// awaitRecovered waits until the dead are removed, or ctx ends.
+func (d *daemon) awaitRecovered(ctx context.Context) {
 	select {
-	case <-recovered:
+	case <-d.recovered:
 	case <-ctx.Done():
-	case <-late.C:
-		d.log.Warn("dead containers are still being removed", "after", recoverFirst)
+		d.log.Warn("dead containers are still being removed")
 	}
 }
 
-// recover removes the containers that are dead. ctx ends with the signal to shut down.
-func (d *daemon) recover(ctx context.Context) {
+// removeDead removes the containers that are dead, and begins with none after ctx has ended.
+func (d *daemon) removeDead(ctx context.Context) {
+	defer close(d.recovered)
 	report, err := d.runtime.Recover(ctx)
 	if ctx.Err() != nil {
 		return // the rest is the next daemon's

@@ -64,6 +64,7 @@ type daemon struct {
 	guarding   guarding
 	systemd    systemd
 	changed    chan struct{} // has an element after a change of the file
+	recovered  chan struct{} // closed when the dead are removed
 }
 
 // assemble makes all parts. None of them runs yet.
@@ -72,7 +73,7 @@ func assemble(o Options) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{Options: o, changed: make(chan struct{}, 1)}
+	d := &daemon{Options: o, changed: make(chan struct{}, 1), recovered: make(chan struct{})}
 	d.config.Store(&c)
 	d.level.Set(c.Log.SlogLevel())
 	d.log = slog.New(handler(c.Log, o.Log, &d.level))
@@ -148,9 +149,10 @@ func (d *daemon) run(ctx context.Context) error {
 	start, end := d.begin(ctx)
 	defer end()
 	start(func(beside context.Context) { d.awaitDrained(beside, drained) })
-	recovered := make(chan struct{})
-	start(func(context.Context) { defer close(recovered); d.recover(ctx) })
-	d.awaitRecovered(ctx, recovered)
+	go d.removeDead(ctx)
+	first, cancel := context.WithTimeout(ctx, recoverFirst)
+	defer cancel()
+	d.awaitRecovered(first)
 	return d.serve(ctx, l)
 }
 
@@ -204,7 +206,7 @@ func (d *daemon) serve(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// shutdown lets calls under way end.
+// shutdown lets calls under way end, and removals.
 func (d *daemon) shutdown(served <-chan error) error {
 	grace := d.config.Load().ShutdownGrace
 	d.log.Info("shutting down", "grace", grace)
@@ -213,6 +215,7 @@ func (d *daemon) shutdown(served <-chan error) error {
 	late, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
 	err := d.server.Shutdown(late)
+	d.awaitRecovered(late)
 	if ended := <-served; !errors.Is(ended, http.ErrServerClosed) {
 		err = errors.Join(err, ended)
 	}
