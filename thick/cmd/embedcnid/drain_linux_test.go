@@ -175,10 +175,13 @@ func TestNoADDBesideADrainIsRefused(t *testing.T) {
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	s, ctx := newSite(t), t.Context()
+	s.plugin("takes", "[ \"$CNI_COMMAND\" != DEL ] || sleep 0.1\n"+added)
+	s.config["limits"] = map[string]any{"concurrent": 1} // most DELs have not ended when it serves
+	s.write()
 	p := s.start()
 	all := make([]*libcni.RuntimeConf, 8)
 	for i := range all {
-		all[i] = s.container(fmt.Sprint("c", i), []string{"", "storage"}[i%2])
+		all[i] = s.container(fmt.Sprint("c", i), []string{"takes", "storage,takes"}[i%2])
 		expect.Value(s.add(ctx, all[i]))(t)
 	}
 	failed := 0
