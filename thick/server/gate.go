@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni/thick/internal/wire"
 )
 
-// errDraining ends waits of ADDs when the Server shuts down.
+// errDraining ends waits of ADDs, and of DELs in the queue, when the Server shuts down.
 var errDraining = errors.New("the server is shutting down")
 
 // tryLater is an error that tells a runtime to call again (code 11).
@@ -41,7 +41,7 @@ type gate struct {
 	overtime pool // of calls that have lost their slot, see slowAfter
 	classes  map[string]*class
 	slow     time.Duration
-	draining <-chan struct{} // closed when ADDs are refused
+	draining <-chan struct{} // closed when ADDs and DELs of the queue are refused
 }
 
 // class are the calls that share slots.
@@ -112,7 +112,7 @@ func (g *gate) turn(verb string, queued bool) *turn {
 	if t.class == nil {
 		t.class = g.classes[otherVerbs]
 	}
-	if verb == wire.Add {
+	if verb == wire.Add || queued {
 		t.refused = g.draining
 	}
 	return t

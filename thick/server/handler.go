@@ -29,10 +29,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	o := &Observation{Path: known(r.URL.Path, wire.PathCNI, wire.PathHealth, wire.PathReady)}
 	o.Method = known(r.Method, http.MethodGet, http.MethodPost)
 	if o.Path == wire.PathCNI {
-		defer s.running.begin()() // until it is answered
-		ctx, cancel := context.WithCancelCause(r.Context())
-		defer cancel(nil)
-		defer context.AfterFunc(s.alive, func() { cancel(context.Cause(s.alive)) })()
+		ctx, end := s.begin(r.Context())
+		defer end() // when it is answered
 		r = r.WithContext(ctx)
 	}
 	body, contentType := s.route(o, w, r)

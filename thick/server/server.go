@@ -140,6 +140,18 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return err
 }
 
+// begin counts a call until end is called. The call is cancelled when a Shutdown gives up.
+func (s *Server) begin(ctx context.Context) (_ context.Context, end func()) {
+	ended := s.running.begin()
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(s.alive, func() { cancel(context.Cause(s.alive)) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+		ended()
+	}
+}
+
 func (s *Server) isDraining() bool {
 	select {
 	case <-s.draining:

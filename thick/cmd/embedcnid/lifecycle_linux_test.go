@@ -3,7 +3,6 @@ package main
 import (
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -83,9 +82,7 @@ func TestANewDirectoryOfNetworks(t *testing.T) {
 func TestAShutdownEndsACall(t *testing.T) {
 	s, ctx := newSite(t), t.Context()
 	started := s.path("started")
-	plugin := "#!/bin/sh\n[ \"$CNI_COMMAND\" != ADD ] || { : >" + started + "; exec sleep 1000; }\n"
-	expect.NoError(t, os.WriteFile(filepath.Join(s.PluginDir, "slow"), []byte(plugin), 0o755))
-	s.WriteConf("30-slow.conflist", `{"cniVersion": "1.0.0", "name": "slow", "plugins": [{"type": "slow"}]}`)
+	s.plugin("slow", `[ "$CNI_COMMAND" != ADD ] || { : >`+started+`; exec sleep 1000; }`)
 	s.config["shutdownGrace"] = "10ms"
 	s.write()
 	p := s.start()

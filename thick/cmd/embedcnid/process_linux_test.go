@@ -201,13 +201,28 @@ func (p *process) find(message string, with ...string) entry {
 			}
 			text := expect.Value(json.Marshal(e))(p.t)
 			p.log.Write(append(text, '\n'))
-			if e["msg"] == message && !slices.ContainsFunc(with, func(part string) bool { return !strings.Contains(string(text), part) }) {
+			if e["msg"] == message && containsAll(string(text), with...) {
 				return e
 			}
 		case <-timer.C:
 			p.t.Fatalf("waited for %q %v:\n%s", message, with, p.log.String())
 		}
 	}
+}
+
+// logged waits for a line that may have been read already.
+func (p *process) logged(message string, with ...string) {
+	p.t.Helper()
+	for line := range strings.Lines(p.log.String()) {
+		if containsAll(line, append(with, `"msg":"`+message+`"`)...) {
+			return
+		}
+	}
+	p.find(message, with...)
+}
+
+func containsAll(text string, parts ...string) bool {
+	return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(text, part) })
 }
 
 // rest returns the whole log of a daemon that has ended.
@@ -268,6 +283,13 @@ func (s *site) list() *libcni.NetworkConfigList {
 	text := fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "node", "plugins": [
 		{"type": "embedcni-shim", "daemonSocketDir": %q, "capabilities": {"portMappings": true}}]}`, s.path("run"))
 	return expect.Value(libcni.ConfListFromBytes([]byte(text)))(s.t)
+}
+
+// plugin installs a shell script as a plugin, and makes a network of it with the same name.
+func (s *site) plugin(name, script string) {
+	s.t.Helper()
+	expect.NoError(s.t, os.WriteFile(filepath.Join(s.PluginDir, name), []byte("#!/bin/sh\n"+script), 0o755))
+	s.WriteConf("30-"+name+".conflist", fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [{"type": %q}]}`, name, name))
 }
 
 // container returns a container that asks for networks in CNI_ARGS.

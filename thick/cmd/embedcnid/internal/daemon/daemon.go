@@ -64,6 +64,7 @@ type daemon struct {
 	guarding   guarding
 	systemd    systemd
 	changed    chan struct{} // has an element after a change of the file
+	recovered  chan struct{} // closed when the dead are removed
 }
 
 // assemble makes all parts. None of them runs yet.
@@ -72,7 +73,7 @@ func assemble(o Options) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{Options: o, changed: make(chan struct{}, 1)}
+	d := &daemon{Options: o, changed: make(chan struct{}, 1), recovered: make(chan struct{})}
 	d.config.Store(&c)
 	d.level.Set(c.Log.SlogLevel())
 	d.log = slog.New(handler(c.Log, o.Log, &d.level))
@@ -124,13 +125,13 @@ func handler(c config.Log, to io.Writer, level slog.Leveler) slog.Handler {
 	return slog.NewTextHandler(to, o)
 }
 
-// run does the work of a daemon in its order: whoever asks from the moment that it listens
-// on waits until what came due before is done.
+// run does the work of a daemon in its order. From the moment that it listens on, a shim asks
+// and queues no DEL. ADDs of the containers in the queue wait until their DELs have ended.
 func (d *daemon) run(ctx context.Context) error {
 	c := d.config.Load()
-	for _, name := range []string{"listening", "drained", "recovered"} {
-		d.conditions.set(name, unmet, "not yet")
-	}
+	d.conditions.set("listening", unmet, "not yet")
+	d.conditions.set("drained", doubtful, "queued DELs are being carried out")
+	d.conditions.set("recovered", doubtful, "dead containers are being removed")
 	d.conditions.set("configuration", met, "")
 	if err := d.probes.listen(c.HTTP.Address); err != nil {
 		return err
@@ -141,25 +142,26 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	d.loadNetworks(c)
-	defer d.begin(ctx)()
-	if err := d.cleanUp(ctx, c.QueueDir); err != nil {
-		if ctx.Err() != nil { // what is left is the next daemon's
-			return l.Close()
-		}
+	drained, err := d.server.Drain(context.WithoutCancel(ctx), c.QueueDir) // a Shutdown ends it
+	if err != nil {
 		return errors.Join(err, l.Close())
 	}
+	start, end := d.begin(ctx)
+	defer end()
+	start(func(beside context.Context) { d.awaitDrained(beside, drained) })
+	go d.removeDead(ctx)
+	first, cancel := context.WithTimeout(ctx, recoverFirst)
+	defer cancel()
+	d.awaitRecovered(first)
 	return d.serve(ctx, l)
 }
 
-// begin starts what goes on beside the calls. The function ends it: after the calls, which
-// may need it.
-func (d *daemon) begin(ctx context.Context) (end func()) {
+// begin starts what goes on beside the calls, and so does start. The function end ends it: after
+// the calls, which may need it.
+func (d *daemon) begin(ctx context.Context) (start func(func(context.Context)), end func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var all sync.WaitGroup
-	start := func(f func(context.Context)) {
-		all.Add(1)
-		go func() { defer all.Done(); f(ctx) }()
-	}
+	start = func(f func(context.Context)) { all.Go(func() { f(ctx) }) }
 	start(d.watchNetworks)
 	if d.Path != "" {
 		start(d.watchFile)
@@ -170,7 +172,7 @@ func (d *daemon) begin(ctx context.Context) (end func()) {
 	if d.config.Load().HealthInterval > 0 {
 		start(d.measureHealth)
 	}
-	return func() {
+	return start, func() {
 		d.guarding.end()
 		cancel()
 		all.Wait()
@@ -204,7 +206,7 @@ func (d *daemon) serve(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// shutdown lets calls under way end.
+// shutdown lets calls under way end, and removals.
 func (d *daemon) shutdown(served <-chan error) error {
 	grace := d.config.Load().ShutdownGrace
 	d.log.Info("shutting down", "grace", grace)
@@ -213,6 +215,7 @@ func (d *daemon) shutdown(served <-chan error) error {
 	late, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
 	err := d.server.Shutdown(late)
+	d.awaitRecovered(late)
 	if ended := <-served; !errors.Is(ended, http.ErrServerClosed) {
 		err = errors.Join(err, ended)
 	}
