@@ -15,6 +15,7 @@ func (d *daemon) cleanUp(ctx context.Context, queue string) error {
 	if err != nil {
 		return err
 	}
+	d.metrics.Drained(drained)
 	d.logDrained(drained)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
