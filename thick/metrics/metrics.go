@@ -128,7 +128,7 @@ func (m *Metrics) begin() {
 		for _, code := range []uint{
 			types.ErrUnknown, types.ErrIncompatibleCNIVersion, types.ErrUnsupportedField, types.ErrUnknownContainer,
 			types.ErrInvalidEnvironmentVariables, types.ErrIOFailure, types.ErrDecodingFailure, types.ErrInvalidNetworkConfig,
-			types.ErrInvalidNetNS, types.ErrTryAgainLater, notAvailable, limited, types.ErrInternal,
+			types.ErrInvalidNetNS, types.ErrTryAgainLater, notAvailable, limited, plugins, types.ErrInternal,
 		} {
 			m.callErrors.WithLabelValues(verb, label(code))
 		}
@@ -142,17 +142,18 @@ func (m *Metrics) begin() {
 	m.Report(&cni.Report{})
 }
 
-// Codes of STATUS (CNI specification 1.1.0, section 2): no container can be attached, or only
+// Codes of the CNI specification 1.1.0, sections 2 and 5: no container can be attached, or only
 // with limited connectivity.
 const (
 	notAvailable = 50
 	limited      = 51
+	plugins      = 100 // the first of those that plugins choose
 )
 
-// label returns the label of a CNI error code. Codes from 100 on are the plugins' own, and have no
+// label returns the label of a CNI error code. Those that plugins choose have no
 // bound.
 func label(code uint) string {
-	if code >= 100 && code != types.ErrInternal {
+	if code >= plugins && code != types.ErrInternal {
 		return "other"
 	}
 	return strconv.FormatUint(uint64(code), 10)
@@ -202,8 +203,9 @@ func (m *Metrics) Plugin(_ context.Context, e cni.Event) {
 		plugin, kind = "other", "none"
 	}
 	m.plugins.WithLabelValues(plugin, kind, e.Operation).Observe(e.Duration.Seconds())
+	failed := m.pluginErrors.WithLabelValues(plugin, kind, e.Operation) // it is there before the first failure
 	if e.Err != nil {
-		m.pluginErrors.WithLabelValues(plugin, kind, e.Operation).Inc()
+		failed.Inc()
 	}
 }
 

@@ -264,7 +264,7 @@ func TestCountersBeginWithZero(t *testing.T) {
 	_, registry := registered(t)
 	for name, want := range map[string]int{
 		"embedcni_server_requests_total": 3, "embedcni_server_call_duration_seconds": 5, "embedcni_server_queue_duration_seconds": 5,
-		"embedcni_server_call_errors_total": 5 * 13, "embedcni_server_queued_dels_total": 4, "embedcni_swept_total": 3, "embedcni_unswept": 3,
+		"embedcni_server_call_errors_total": 5 * 14, "embedcni_server_queued_dels_total": 4, "embedcni_swept_total": 3, "embedcni_unswept": 3,
 		"embedcni_guard_events_total": 8,
 	} {
 		expect.Same(t, name, expect.Value(testutil.GatherAndCount(registry, name))(t), want)
