@@ -54,6 +54,11 @@ func newOTLP(env func(string) string) (*otlp, error) {
 	if of, protocol := variable("PROTOCOL"); protocol != "" && protocol != "http/protobuf" {
 		return nil, fmt.Errorf("%s is %q: want http/protobuf, which collectors take at port 4318", of, protocol)
 	}
+	for _, more := range []string{"COMPRESSION", "CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"} {
+		if of, value := variable(more); value != "" && value != "none" {
+			return nil, fmt.Errorf("%s is %q: it is not supported; a collector beside the daemon can do that", of, value)
+		}
+	}
 	at, err := url.Parse(endpoint)
 	if err != nil || at.Host == "" || at.Scheme != "http" && at.Scheme != "https" {
 		return nil, fmt.Errorf("%s is %q: want a URL, such as http://127.0.0.1:4318", name, endpoint)

@@ -25,6 +25,9 @@ func TestTheEnvironmentNamesTheCollector(t *testing.T) {
 		endpoint + " OTEL_EXPORTER_OTLP_HEADERS=a":                                                          "OTEL_EXPORTER_OTLP_HEADERS: want name=value,…: ",
 		endpoint + " OTEL_EXPORTER_OTLP_PROTOCOL=grpc":                                                      `OTEL_EXPORTER_OTLP_PROTOCOL is "grpc": want http/protobuf`,
 		endpoint + " OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=https://t/x OTEL_EXPORTER_OTLP_TRACES_TIMEOUT=2000": "https://t/x 2s map[]",
+		endpoint + " OTEL_EXPORTER_OTLP_COMPRESSION=gzip":                                                   `OTEL_EXPORTER_OTLP_COMPRESSION is "gzip": it is not supported`,
+		endpoint + " OTEL_EXPORTER_OTLP_COMPRESSION=none":                                                   "http://c:4318/v1/traces 10s map[]",
+		endpoint + " OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY=/k":                                               `OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY is "/k": it is not supported`,
 		"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=c:4318":                                                         `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is "c:4318": want a URL`,
 	} {
 		vars := map[string]string{}
