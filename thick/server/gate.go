@@ -48,6 +48,7 @@ type gate struct {
 type class struct {
 	kind  kind // of their places
 	slots pool
+	late  int64          // calls that have lost their slot
 	flows map[kind]*flow // those with calls that wait
 	order []*flow        // the same, the next one first
 }
@@ -208,6 +209,7 @@ func (t *turn) overrun() {
 		return
 	}
 	t.late = true
+	t.class.late++
 	t.overtime.take(1, t.kinds...)
 	t.class.free(t.kinds)
 }
@@ -233,6 +235,7 @@ func (t *turn) leave() {
 		return
 	}
 	if t.late {
+		t.class.late--
 		t.overtime.give(1, t.kinds...)
 	} else {
 		t.class.free(t.kinds)

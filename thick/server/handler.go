@@ -72,11 +72,16 @@ func (s *Server) route(o *Observation, w http.ResponseWriter, r *http.Request) (
 		o.Status = http.StatusOK
 		return body, "application/json"
 	}
-	o.Err, o.Status = err, statusOf(err)
-	if said := (*types.Error)(nil); errors.As(err, &said) {
-		o.Code = said.Code
-	}
+	o.Err, o.Status, o.Code = err, statusOf(err), codeOf(err)
 	return wire.EncodeError(err)
+}
+
+// codeOf returns the CNI code of an error, or 0 if it has none.
+func codeOf(err error) uint {
+	if said := (*types.Error)(nil); errors.As(err, &said) {
+		return said.Code
+	}
+	return 0
 }
 
 func plain(o *Observation, status int) ([]byte, string) {
@@ -119,13 +124,15 @@ func (s *Server) write(w http.ResponseWriter, status int, contentType string, bo
 }
 
 // call serves a request of /cni, and returns the body of a success.
-func (s *Server) call(o *Observation, w http.ResponseWriter, r *http.Request) ([]byte, error) {
+func (s *Server) call(o *Observation, w http.ResponseWriter, r *http.Request) (body []byte, err error) {
 	request, release, err := s.read(w, r)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
 	o.Verb = known(request.Env["CNI_COMMAND"], wire.Add, wire.Del, wire.Check, wire.GC, wire.Status, wire.Version)
+	ctx, span := startSpan(r, o.Verb)
+	defer func() { endSpan(span, o, err) }()
 	c, err := s.check(request)
 	if err != nil {
 		return nil, err
@@ -137,10 +144,10 @@ func (s *Server) call(o *Observation, w http.ResponseWriter, r *http.Request) ([
 	}
 	others, end := s.holds.call(c.ContainerID)
 	defer end()
-	if s.isPlugins(r.Context(), others) {
+	if s.isPlugins(ctx, others) {
 		return nil, c.asksItself()
 	}
-	ctx, cancel := context.WithTimeoutCause(r.Context(), s.limits.Deadline,
+	ctx, cancel := context.WithTimeoutCause(ctx, s.limits.Deadline,
 		fmt.Errorf("no answer within %v: %w", s.limits.Deadline, context.DeadlineExceeded))
 	defer cancel()
 	t := s.gate.turn(c.verb, false)

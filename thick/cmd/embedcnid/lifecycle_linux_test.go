@@ -29,6 +29,10 @@ func TestTheGuardBegins(t *testing.T) {
 	status, text := get(t, "/readyz")
 	expect.Same(t, "status", status, 200)
 	expect.Contains(t, "/readyz", text, "[+]guard\n")
+	expect.Eventually(t, "the repair is counted", func() bool { // the log has it first
+		_, text := get(t, "/metrics")
+		return strings.Contains(text, "\nembedcni_guard_events_total{kind=\"repaired\"} 1\n")
+	})
 	expect.NoError(t, s.del(ctx, c))
 	delete(s.config, "guard")
 	s.write()

@@ -73,6 +73,7 @@ func (d *daemon) measureHealth(ctx context.Context) {
 func (d *daemon) awaitDrained(ctx context.Context, drained <-chan *server.DrainReport) {
 	select {
 	case r := <-drained:
+		d.metrics.Drained(r)
 		d.logDrained(r)
 		d.conditions.set("drained", met, "")
 		if n := len(r.Failed); n > 0 {

@@ -15,7 +15,6 @@ import (
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/thick/backend"
@@ -44,6 +43,11 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	end, err := trace(os.Getenv, o.Version, d.log)
+	if err != nil {
+		return err
+	}
+	defer end()
 	return d.run(ctx)
 }
 
@@ -59,6 +63,7 @@ type daemon struct {
 	server     *server.Server
 	cluster    *cluster // nil without Kubernetes
 	metrics    *metrics.Metrics
+	own        own
 	probes     probes
 	conditions conditions
 	guarding   guarding
@@ -78,12 +83,14 @@ func assemble(o Options) (*daemon, error) {
 	d.level.Set(c.Log.SlogLevel())
 	d.log = slog.New(handler(c.Log, o.Log, &d.level))
 	d.systemd.log = d.log
-	d.guarding = guarding{log: d.log, conditions: &d.conditions}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if d.own, err = newOwn(registry, o.Version, &d.conditions); err != nil {
+		return nil, err
+	}
 	if d.metrics, err = metrics.New(registry); err != nil {
 		return nil, err
 	}
+	d.guarding = guarding{log: d.log, conditions: &d.conditions, report: d.metrics.Guard}
 	d.probes = newProbes(d.log, &d.conditions, registry)
 	d.runtime, err = cni.New(append(settings(&c), cni.WithLogger(d.log), cni.WithObserver(d.metrics.Plugin))...)
 	if err != nil {
@@ -92,7 +99,10 @@ func assemble(o Options) (*daemon, error) {
 	if err := d.metrics.Attachments(d.runtime.Attachments); err != nil {
 		return nil, err
 	}
-	return d, d.assembleServer(&c)
+	if err := d.assembleServer(&c); err != nil {
+		return nil, err
+	}
+	return d, d.metrics.Server(d.server.Stats)
 }
 
 // assembleServer makes the server, over a Backend that answers for one of the two lives.
