@@ -137,7 +137,7 @@ func (s *Server) call(o *Observation, w http.ResponseWriter, r *http.Request) ([
 	}
 	others, end := s.holds.call(c.ContainerID)
 	defer end()
-	if s.isPlugins(r.Context(), others) {
+	if s.isPlugins(r.Context(), c.verb, others) {
 		return nil, c.asksItself()
 	}
 	ctx, cancel := context.WithTimeoutCause(r.Context(), s.limits.Deadline,
