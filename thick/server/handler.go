@@ -144,7 +144,7 @@ func (s *Server) call(o *Observation, w http.ResponseWriter, r *http.Request) (b
 	}
 	others, end := s.holds.call(c.ContainerID)
 	defer end()
-	if s.isPlugins(ctx, others) {
+	if s.isPlugins(ctx, c.verb, others) {
 		return nil, c.asksItself()
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, s.limits.Deadline,

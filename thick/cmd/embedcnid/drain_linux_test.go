@@ -163,6 +163,28 @@ func TestARecoveryThatHangs(t *testing.T) {
 	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
 }
 
+// TestARecoveryThatAsksTheDaemon, since a network's plugin is the shim: it waits until the daemon
+// serves. A call that would wait for itself is refused afterwards too.
+func TestARecoveryThatAsksTheDaemon(t *testing.T) {
+	s, ctx := newSite(t), t.Context()
+	s.plugin("inner", gated("ADD", s.path("never")))
+	s.WriteConf("30-inner.conflist", fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "inner", "plugins": [{"type": "inner", "daemonSocketDir": %q}]}`, s.path("run")))
+	p := s.start()
+	c := s.container("cut", "inner")
+	added := s.inBackground(ctx, c)
+	expect.Eventually(t, "the ADD", func() bool { return expect.Exists(t, s.path("never.reached")) })
+	expect.Same(t, "exit code", p.end(syscall.SIGKILL), -1)
+	expect.Fails(t, "an ADD whose daemon was killed", expect.Await(t, "the ADD", added))
+	plugin := filepath.Join(s.PluginDir, "inner")
+	expect.NoError(t, os.Remove(plugin), os.Symlink(filepath.Join(os.Getenv(shimVariable), "embedcni-shim"), plugin))
+	p = s.start()
+	p.logged("recovered", `"removed":1`)
+	_, err := s.add(ctx, c)
+	expect.Says(t, "an ADD that asks its own daemon", err, `network "inner" asks the daemon that runs its plugins`)
+	expect.NoError(t, s.del(ctx, c))
+	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
+}
+
 // TestNoADDBesideADrainIsRefused, and none is ended: DELs of many containers are queued while no
 // daemon runs, and their ADDs are asked for before the next one serves, in the same namespaces or
 // in others. In some rounds that one is killed at once. Then an ADD may fail, and the next daemon
