@@ -15,7 +15,6 @@ func (d *daemon) cleanUp(ctx context.Context, queue string) error {
 	if err != nil {
 		return err
 	}
-	d.metrics.Drained(drained)
 	d.logDrained(drained)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -60,6 +59,7 @@ func (d *daemon) measureHealth(ctx context.Context) {
 }
 
 func (d *daemon) logDrained(r *server.DrainReport) {
+	d.metrics.Drained(r)
 	for _, outcome := range []struct {
 		name string
 		dels []server.QueuedDel
