@@ -90,16 +90,26 @@ func operating(t *testing.T) string {
 	return string(expect.Value(os.ReadFile("../../../docs/operating.md"))(t))
 }
 
+// block returns the text of the block of docs/operating.md that begins so.
+func block(t *testing.T, kind, begin string) string {
+	t.Helper()
+	_, text, found := strings.Cut(operating(t), "\n```"+kind+"\n"+begin)
+	expect.Must(t, found, "docs/operating.md has no block that begins with %q", begin)
+	text, _, _ = strings.Cut(text, "```")
+	return begin + text
+}
+
 // prometheusAt is the address of Prometheus in the namespace of the tests.
 const prometheusAt = "127.0.0.1:9420"
 
-// startPrometheus has a Prometheus scrape the daemon and evaluate the rules, until the test ends.
+// startPrometheus has a Prometheus scrape the daemon and evaluate the rules as docs/operating.md
+// shows, until the test ends.
 func startPrometheus(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()
-	expect.NoError(t, os.WriteFile(filepath.Join(dir, "prometheus.yml"), fmt.Appendf(nil, `{global: {scrape_interval: 500ms, evaluation_interval: 500ms},
-		rule_files: [%q], scrape_configs: [{job_name: embedcnid, static_configs: [{targets: [%q]}]}]}`,
-		expect.Value(filepath.Abs(deploy+"/prometheus/rules.yml"))(t), probesAt), 0o644))
+	shown := strings.NewReplacer("node-1:9418", probesAt, "rules.yml", expect.Value(filepath.Abs(deploy+"/prometheus/rules.yml"))(t)).
+		Replace(block(t, "yaml", "scrape_configs:"))
+	expect.NoError(t, os.WriteFile(filepath.Join(dir, "prometheus.yml"), []byte("global: {scrape_interval: 500ms, evaluation_interval: 500ms}\n"+shown), 0o644))
 	cmd := exec.Command(tool(t, "prometheus"), "--config.file="+dir+"/prometheus.yml", "--storage.tsdb.path="+dir+"/data",
 		"--web.listen-address="+prometheusAt, "--log.level=warn")
 	log := expect.Value(os.Create(filepath.Join(dir, "log")))(t)

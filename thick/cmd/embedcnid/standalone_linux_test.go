@@ -298,8 +298,10 @@ func TestTheDaemonIsKilled(t *testing.T) {
 	p = s.start()
 	p.logged("queued DEL", `"outcome":"ended"`, `"container":"ends"`)
 	expect.Same(t, "interfaces after", [][]string{interfaces(t, lives), interfaces(t, ends)}, [][]string{{"lo", "eth0", "net1"}, {"lo"}})
-	_, text := get(t, "/metrics")
-	expect.Contains(t, "/metrics", text, "\nembedcni_server_queued_dels_total{outcome=\"ended\"} 1\n")
+	expect.Eventually(t, "the queued DEL is counted", func() bool {
+		_, text := get(t, "/metrics")
+		return strings.Contains(text, "\nembedcni_server_queued_dels_total{outcome=\"ended\"} 1\n")
+	})
 	expect.NoError(t, s.cni.CheckNetworkList(ctx, s.list(), lives), s.del(ctx, lives))
 	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
 }

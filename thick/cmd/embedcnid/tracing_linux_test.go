@@ -55,12 +55,13 @@ func newCollector(t *testing.T) *collector {
 	return c
 }
 
-// startTraced starts a daemon that sends its spans to the collector.
+// startTraced starts a daemon that sends its spans to the collector, with the environment that
+// docs/operating.md shows, but for each call.
 func (s *site) startTraced(c *collector, more ...string) *process {
 	s.t.Helper()
 	cmd := s.command()
-	cmd.Env = append(cmd.Env, "OTEL_EXPORTER_OTLP_ENDPOINT="+c.URL, "OTEL_EXPORTER_OTLP_HEADERS=tenant=blue%20sky",
-		"OTEL_RESOURCE_ATTRIBUTES=k8s.node.name=node-1")
+	shown := strings.Replace(block(s.t, "ini", "OTEL_"), "http://127.0.0.1:4318", c.URL, 1)
+	cmd.Env = append(append(cmd.Env, strings.Fields(shown)...), "OTEL_EXPORTER_OTLP_HEADERS=tenant=blue%20sky", "OTEL_TRACES_SAMPLER_ARG=1")
 	cmd.Env = append(cmd.Env, more...)
 	return s.startAs(cmd)
 }

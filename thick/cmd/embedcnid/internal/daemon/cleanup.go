@@ -73,7 +73,6 @@ func (d *daemon) measureHealth(ctx context.Context) {
 func (d *daemon) awaitDrained(ctx context.Context, drained <-chan *server.DrainReport) {
 	select {
 	case r := <-drained:
-		d.metrics.Drained(r)
 		d.logDrained(r)
 		d.conditions.set("drained", met, "")
 		if n := len(r.Failed); n > 0 {
@@ -84,6 +83,7 @@ func (d *daemon) awaitDrained(ctx context.Context, drained <-chan *server.DrainR
 }
 
 func (d *daemon) logDrained(r *server.DrainReport) {
+	d.metrics.Drained(r)
 	for _, outcome := range []struct {
 		name string
 		dels []server.QueuedDel
