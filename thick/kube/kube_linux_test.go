@@ -481,7 +481,7 @@ func TestNetworkAttachmentDefinitions(t *testing.T) {
 				switch {
 				case c.code != 0:
 					wantCode(t, err, c.code, c.says...)
-				case err != nil || string(got) != config:
+				case err != nil || string(got.Config) != config:
 					t.Errorf("from %s: %s, %v", from, got, err)
 				}
 				if from != "the cache" {
@@ -531,7 +531,7 @@ func TestOptionsThatAreRefused(t *testing.T) {
 
 // The methods are those that a backend and a server ask for.
 var _ = func(p *kube.Pods) (backend.Options, server.Options) {
-	return backend.Options{Networks: p.Networks, Lookup: p.Configuration, OnStatus: p.SetStatus}, server.Options{PodUID: p.UID}
+	return backend.Options{Networks: p.Networks, DefaultNetwork: p.DefaultNetwork, Lookup: p.Configuration, OnStatus: p.SetStatus}, server.Options{PodUID: p.UID}
 }
 
 // A daemon looks up the pod of a request, and the networks that its annotation names.
@@ -564,7 +564,7 @@ func Example() {
 		return
 	}
 	config, err := pods.Configuration(ctx, r, selected[0])
-	fmt.Println(selected[0], string(config), err)
+	fmt.Println(selected[0], string(config.Config), err)
 
 	cancel()
 	<-stopped
