@@ -9,7 +9,7 @@ import (
 
 // keys are those of Multus' configurations, of its shim and of its daemon, that a request's
 // configuration has without the effect that they have there. Keys that are not here are
-// honoured, or are the CNI specification's. docs/deployment.md has all.
+// honoured, or are the CNI specification's. docs/operating.md has all.
 var keys = map[string]struct {
 	refused bool // if it is set: what it asks for must not be left out
 	instead string
@@ -17,6 +17,8 @@ var keys = map[string]struct {
 	"defaultnetworks":       {true, "load them with the daemon's own networks"},
 	"auxiliarycnichainname": {true, "write its plugins into the list of the default network"},
 
+	"ipam":                {false, "each network has its own"},
+	"dns":                 {false, "each network has its own"},
 	"clusternetwork":      {false, "the default network is the first that the daemon has loaded"},
 	"systemnamespaces":    {false, "no network is left out in a namespace"},
 	"kubeconfig":          {false, "the daemon's own configuration names the API server"},
@@ -50,15 +52,15 @@ func (b *Backend) checkKeys(r *server.Request) error {
 		return invalid("%v", err)
 	}
 	for name, value := range fields {
-		name = strings.ToLower(name) // as encoding/json compares
-		key, known := keys[name]
+		folded := strings.ToLower(name) // as encoding/json compares
+		key, known := keys[folded]
 		if !known || isUnset(value) {
 			continue
 		}
 		if key.refused {
 			return invalid("%s is not supported: %s", name, key.instead)
 		}
-		if _, twice := b.warned.LoadOrStore(name, true); !twice {
+		if _, twice := b.warned.LoadOrStore(folded, true); !twice {
 			b.options.Logger.Warn("a key of the configuration has no effect", "key", name, "network", r.Network, "instead", key.instead)
 		}
 	}
@@ -75,6 +77,8 @@ func isUnset(value any) bool {
 	case string:
 		return v == ""
 	case []any:
+		return len(v) == 0
+	case map[string]any:
 		return len(v) == 0
 	}
 	return false

@@ -209,3 +209,13 @@ func ExampleStatuses() {
 	//     "dns": {}
 	// }]
 }
+
+func ExampleParseDefault() {
+	s, err := multinet.ParseDefault(`[{"name": "infra", "ips": ["10.1.0.5/24"]}]`, "kube-system")
+	fmt.Println(s, s.AddressList(), err)
+	_, err = multinet.ParseDefault("infra, storage", "kube-system")
+	fmt.Println(err)
+	// Output:
+	// kube-system/infra [10.1.0.5/24] <nil>
+	// annotation v1.multus-cni.io/default-network: 2 networks, and a pod has one default network
+}
