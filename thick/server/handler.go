@@ -22,18 +22,26 @@ import (
 // The answer to /cni has status 200 with the result of ADD or VERSION, or
 // without a body; 400 with an error object, or with text if the error has no code; 413 for a
 // request that is too long; 503 with an error object of code 11 if the call never ran
-// because of a limit or a shutdown. /healthz is 200, and so is /readyz until a Shutdown
+// because of a limit or a shutdown. A POST to / is one to /cni, as shims before Multus v4.0.0
+// send it, and the empty answers have an empty object. /healthz is 200, and so is /readyz until a Shutdown
 // begins; then it is 500.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
 	o := &Observation{Path: known(r.URL.Path, wire.PathCNI, wire.PathHealth, wire.PathReady)}
 	o.Method = known(r.Method, http.MethodGet, http.MethodPost)
+	old := r.URL.Path == wire.PathOldCNI && o.Method == http.MethodPost
+	if old {
+		o.Path = wire.PathCNI
+	}
 	if o.Path == wire.PathCNI {
 		ctx, end := s.begin(r.Context())
 		defer end() // when it is answered
 		r = r.WithContext(ctx)
 	}
 	body, contentType := s.route(o, w, r)
+	if old && len(body) == 0 { // such a shim decodes each answer
+		body = []byte("{}")
+	}
 	err := s.write(w, o.Status, contentType, body)
 	if o.Err == nil && err != nil {
 		o.Err = fmt.Errorf("answer: %w", err)

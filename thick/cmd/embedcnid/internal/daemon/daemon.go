@@ -19,6 +19,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/thick/backend"
 	"github.com/embedcni/cni/thick/cmd/embedcnid/internal/config"
+	"github.com/embedcni/cni/thick/kube/kubelet"
 	"github.com/embedcni/cni/thick/metrics"
 	"github.com/embedcni/cni/thick/server"
 )
@@ -113,8 +114,10 @@ func (d *daemon) assembleServer(c *config.Config) (err error) {
 		if d.cluster, err = connect(c.Kubernetes, d.networkInFile, d.log); err != nil {
 			return err
 		}
-		o.Networks, o.Lookup, o.OnStatus = d.cluster.pods.Networks, d.cluster.pods.Configuration, d.cluster.pods.SetStatus
-		so.Kubernetes, so.PodUID = true, d.cluster.pods.UID
+		pods := d.cluster.pods
+		o.Networks, o.DefaultNetwork, o.Lookup, o.OnStatus = pods.Networks, pods.DefaultNetwork, pods.Configuration, pods.SetStatus
+		o.Devices = kubelet.Devices{}
+		so.Kubernetes, so.PodUID = true, pods.UID
 		d.conditions.ask("kubernetes", d.cluster.condition)
 	}
 	d.server, err = server.New(&calls{backend.New(d.runtime, o), d}, so)
