@@ -11,6 +11,7 @@
 ##   deps        the Debian packages that the tests need, without the tests; starts no service
 ##   fuzz        each fuzz test for FUZZTIME (30s)
 ##   faults      the scorecard of faults, in about 45 minutes, to FAULTS_TABLE (faults.txt)
+##   cluster     the daemon's tests on Kubernetes' own API server, which it builds first: ten minutes of processors and 2 GB of cache, once
 ##   bench       the cost of an attachment beside go-cni and netavark; BENCH_QUICK=1 takes 3 minutes
 ##   shims       the start of a shim, SHIM_ROUNDS (500) times
 ##   quickstart  containers attached, traffic proven, nothing left; changes nothing on the machine
@@ -59,7 +60,7 @@ TESTS      := $(GO) test -vet=off -p $(AT_ONCE) -timeout 25m
 # The package whose tests take longest begins first: all others together take as long.
 LONGEST    := internal/behaviour
 
-.PHONY: test raced outside deps lint fuzz faults bench shims quickstart
+.PHONY: test raced outside deps lint fuzz faults cluster bench shims quickstart
 
 # The linter works while the tests wait for the kernel. It looks at all packages, so the
 # tests of a single one do without.
@@ -138,6 +139,15 @@ faults: deps
 		-runtime-kills $(RUNTIME_KILLS) -plugin-kills $(PLUGIN_KILLS) -partials $(PARTIALS) \
 		-crowd $(CROWD) -living-rounds $(LIVING_ROUNDS) -repair-kills $(REPAIR_KILLS) -guard-kills $(GUARD_KILLS) -pattern-rounds $(PATTERN_ROUNDS) -rule-changes $(RULE_CHANGES) -rule-containers 100 -rule-limit 1s -cuts 0 -cost-rounds 1000 -table $(FAULTS_TABLE); \
 	status=$$?; cat $(FAULTS_TABLE); exit $$status
+
+# The tests of embedcnid that need a cluster find the tests' own API server in make test, and here
+# Kubernetes', with Debian's etcd and the manifests of deploy/kubernetes. Its module is no part of
+# make lint, which would fetch Kubernetes for it.
+CLUSTER_SERVER := thick/cmd/embedcnid/apiserver
+cluster: deps
+	@$(GO) -C $(CLUSTER_SERVER) mod tidy -diff
+	@server=$$(CGO_ENABLED=0 $(GO) -C $(CLUSTER_SERVER) tool -n kube-apiserver) && \
+	cd $(CLUSTER_SERVER)/.. && EMBEDCNID_APISERVER=$$server $(TESTS) -count=1 -v .
 
 # Who is how fast, in one run: bench/results, the README's table and docs/cost.md. At most
 # BENCH_BUDGET, which is 27 minutes, or 3 with BENCH_QUICK=1. netavark takes part

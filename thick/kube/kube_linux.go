@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"slices"
 	"sync"
@@ -96,23 +95,28 @@ func New(client corev1client.PodsGetter, o Options) (*Pods, error) {
 // follow prepares an informer for Run, and returns its cache. selector is of fields.
 func follow[L runtime.Object](p *Pods, object runtime.Object, what string, logger *slog.Logger, selector string,
 	list func(context.Context, metav1.ListOptions) (L, error), watches func(context.Context, metav1.ListOptions) (watch.Interface, error)) (cache.Store, error) {
+	// client-go says nothing while it repeats a watch that is refused a connection, so each
+	// request reports its own error.
+	report := func(err error) {
+		if err != nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) { // a list follows
+			logger.Warn("watch the API server", "resource", what, "error", err)
+		}
+	}
 	informer := cache.NewSharedIndexInformer(&cache.ListWatch{
 		ListFunc: func(o metav1.ListOptions) (runtime.Object, error) {
 			o.FieldSelector = selector
-			return list(context.Background(), o)
+			found, err := list(context.Background(), o)
+			report(err)
+			return found, err
 		},
 		WatchFunc: func(o metav1.ListOptions) (watch.Interface, error) {
 			o.FieldSelector = selector
-			return watches(context.Background(), o)
+			w, err := watches(context.Background(), o)
+			report(err)
+			return w, err
 		},
 	}, object, 0, cache.Indexers{})
-	err := errors.Join(
-		informer.SetTransform(trim),
-		informer.SetWatchErrorHandler(func(_ *cache.Reflector, err error) {
-			if !errors.Is(err, io.EOF) && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) { // the ordinary ends of a watch
-				logger.Warn("watch the API server", "resource", what, "error", err)
-			}
-		}))
+	err := errors.Join(informer.SetTransform(trim), informer.SetWatchErrorHandler(func(*cache.Reflector, error) {}))
 	if err != nil {
 		return nil, fmt.Errorf("kube: %s: %w", what, err)
 	}

@@ -3,145 +3,214 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/containernetworking/cni/libcni"
-	rbacv1 "k8s.io/api/rbac/v1"
-	"sigs.k8s.io/yaml"
+	"time"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/netns"
 )
 
-// pod returns the sandbox of a pod, as a runtime of Kubernetes asks for it.
-func (s *site) pod(name, uid string) *libcni.RuntimeConf {
+// macvlanConf is that of Multus' quickstart guide, to the letter.
+const macvlanConf = `{
+      "cniVersion": "0.3.0",
+      "type": "macvlan",
+      "master": "eth0",
+      "mode": "bridge",
+      "ipam": {
+        "type": "host-local",
+        "subnet": "192.168.1.0/24",
+        "rangeStart": "192.168.1.200",
+        "rangeEnd": "192.168.1.216",
+        "routes": [
+          { "dst": "0.0.0.0/0" }
+        ],
+        "gateway": "192.168.1.1"
+      }
+    }`
+
+// quickstart gives the cluster the definitions of the guide, and the site the plugins that
+// they need and an interface eth0. A pod with these networks has four interfaces.
+func (s *site) quickstart(c *cluster) (networks string) {
 	s.t.Helper()
-	c := s.container("sandbox-of-"+name, "")
-	c.Args = append(c.Args, [2]string{"K8S_POD_NAMESPACE", "shop"}, [2]string{"K8S_POD_NAME", name}, [2]string{"K8S_POD_INFRA_CONTAINER_ID", c.ContainerID})
-	if uid != "" {
-		c.Args = append(c.Args, [2]string{"K8S_POD_UID", uid})
+	plugins := expect.Value(refplugins.Dir(s.t.Context(), os.Stderr))(s.t)
+	for _, name := range []string{"macvlan", "host-local"} {
+		expect.NoError(s.t, os.Symlink(filepath.Join(plugins, name), filepath.Join(s.PluginDir, name)))
 	}
-	return c
+	ip := func(args ...string) { s.t.Helper(); expect.NoError(s.t, s.Do(exec.Command("ip", args...).Run)) }
+	ip("link", "add", "eth0", "up", "type", "veth", "peer", "name", "cable0")
+	ip("link", "set", "cable0", "up")
+	s.t.Cleanup(func() { ip("link", "delete", "eth0") })
+	c.addDefinition("macvlan-conf", macvlanConf)
+	c.addDefinition("backup", strings.ReplaceAll(fmt.Sprintf(storage, s.path("ipam")), "10.65.", "10.67."))
+	c.addDefinition("storage", "") // a file of the node has it
+	return "macvlan-conf,backup,storage"
 }
 
-// clusterRules are the rules of the manifest.
-func clusterRules(t *testing.T) []rbacv1.PolicyRule {
+// addresses returns name, interface and addresses of each network in a status.
+func addresses(t *testing.T, status string) (all []string) {
 	t.Helper()
-	for _, document := range strings.Split(string(expect.Value(os.ReadFile("../../../deploy/kubernetes/rbac.yaml"))(t)), "\n---\n") {
-		var role rbacv1.ClusterRole
-		expect.NoError(t, yaml.Unmarshal([]byte(document), &role))
-		if role.Kind == "ClusterRole" {
-			return role.Rules
-		}
-	}
-	t.Fatal("no ClusterRole in the manifest")
-	return nil
-}
-
-// onCluster has the site's daemon ask an API server that allows the manifest's rules.
-func (s *site) onCluster() *api {
-	s.t.Helper()
-	a := newAPI(s.t, clusterRules(s.t))
-	s.config["kubernetes"] = map[string]any{"enabled": true, "node": "node-1", "kubeconfig": a.kubeconfig(s.path("kubeconfig")), "timeout": "30s"}
-	s.write()
-	return a
-}
-
-// TestKubernetes: a pod gets the networks of its annotation, from a definition and from a file
-// of the node, and its status. What the daemon asks for is what the manifest allows.
-func TestKubernetes(t *testing.T) {
-	s, ctx := newSite(t), t.Context()
-	a := s.onCluster()
-	a.addDefinition("backup", object{"config": strings.ReplaceAll(fmt.Sprintf(storage, s.path("ipam")), "10.65.", "10.67.")})
-	a.addDefinition("storage", object{})
-	a.addPod("web", "uid-1", "node-1", "backup@net7,storage")
-	p := s.start()
-	expect.Eventually(t, "the cache", func() bool {
-		_, text := get(t, "/readyz")
-		return strings.Contains(text, "[+]kubernetes\n")
-	})
-	c := s.pod("web", "uid-1")
-	expect.Value(s.add(ctx, c))(t)
-	expect.Same(t, "interfaces", interfaces(t, c), []string{"lo", "eth0", "net7", "net2"})
-	var status []struct {
+	var parsed []struct {
 		Name, Interface string
 		IPs             []string
-		Default         bool
 	}
-	expect.NoError(t, json.Unmarshal([]byte(a.status("web")), &status))
-	expect.Same(t, "status", fmt.Sprint(status), "[{podnet eth0 [10.64.0.2] true} {shop/backup net7 [10.67.0.2] false} {shop/storage net2 [10.65.0.2] false}]")
-	expect.NoError(t, s.cni.CheckNetworkList(ctx, s.list(), c), s.del(ctx, c))
+	expect.NoError(t, json.Unmarshal([]byte(status), &parsed))
+	for _, s := range parsed {
+		all = append(all, fmt.Sprint(s.Name, " ", s.Interface, " ", s.IPs))
+	}
+	return all
+}
 
-	// An older runtime sends no UID, and the cache may not have the pod yet.
-	a.addPod("old", "uid-2", "node-1", "")
-	old := s.pod("old", "")
-	expect.Value(s.add(ctx, old))(t)
-	expect.NoError(t, s.del(ctx, old))
+// TestTheQuickstartPod of Multus gets its four interfaces, by definitions and a file of the
+// node, and reaches another pod. Its status says so. After DEL nothing is left.
+func TestTheQuickstartPod(t *testing.T) {
+	s, ctx := newSite(t), t.Context()
+	k := s.onCluster()
+	networks := s.quickstart(k)
+	p := s.start()
+	expect.Eventually(t, "the cache", func() bool { return isSynced(t) })
+	pod := s.pod("samplepod", k.addPod("samplepod", networks))
+	expect.Value(s.add(ctx, pod))(t)
+	expect.Same(t, "interfaces", interfaces(t, pod), []string{"lo", "eth0", "net1", "net2", "net3"})
+	expect.Same(t, "status", addresses(t, k.status("samplepod")), []string{
+		"podnet eth0 [10.64.0.2]", "shop/macvlan-conf net1 [192.168.1.200]", "shop/backup net2 [10.67.0.2]", "shop/storage net3 [10.65.0.2]",
+	})
+	k.addPod("other", "macvlan-conf")
+	other := s.pod("other", "") // an older runtime sends no UID, and the cache may not have the pod yet
+	expect.Value(s.add(ctx, other))(t)
+	ns := expect.Value(netns.Open(pod.NetNS))(t)
+	nettest.Serve(t, ns, 80)
+	expect.NoError(t, ns.Close())
+	for address, want := range map[string]string{"192.168.1.200:80": "192.168.1.201", "10.64.0.2:80": "10.64.0.3"} {
+		expect.Same(t, "the client's address at "+address, ask(t, other.NetNS, address), want)
+	}
+	expect.NoError(t, s.cni.CheckNetworkList(ctx, s.list(), pod))
+
+	// The kubelet deletes the sandbox, and then the pod; or somebody deletes the pod first.
+	expect.NoError(t, s.del(ctx, pod))
+	k.deletePod("samplepod")
+	k.deletePod("other")
+	expect.NoError(t, s.del(ctx, other))
+	for _, c := range []string{pod.NetNS, other.NetNS} {
+		pod.NetNS = c
+		expect.Same(t, "interfaces after DEL", interfaces(t, pod), []string{"lo"})
+	}
+	expect.Empty(t, "addresses of the quickstart", expect.Value(filepath.Glob("/var/lib/cni/networks/macvlan-conf/192.*"))(t))
 	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
+	expect.Lacks(t, "log", p.rest(), `"level":"WARN"`)
+}
+
+// ask returns the address of a client in a namespace as the server sees it.
+func ask(t *testing.T, path, address string) (client string) {
+	t.Helper()
+	expect.NoError(t, netns.Do(path, func() error {
+		c, err := net.DialTimeout("tcp", address, expect.Patience)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, "?"); err != nil {
+			return err
+		}
+		_ = c.SetReadDeadline(time.Now().Add(expect.Patience))
+		buffer := make([]byte, 64)
+		n, err := c.Read(buffer)
+		client, _, _ = strings.Cut(string(buffer[:n]), "\n")
+		return err
+	}))
+	return client
 }
 
 // TestAPodLearnsWhyItFails by an Event, again and again by one that counts, and the log
 // names it.
 func TestAPodLearnsWhyItFails(t *testing.T) {
 	s, ctx := newSite(t), t.Context()
-	a := s.onCluster()
-	a.addPod("web", "uid-1", "node-1", "missing")
+	k := s.onCluster()
+	uid := k.addPod("web", "missing")
 	p := s.start()
-	c := s.pod("web", "uid-1")
+	c := s.pod("web", uid)
 	for range 2 {
 		_, err := s.add(ctx, c)
 		expect.Says(t, "ADD", err, "there is no NetworkAttachmentDefinition shop/missing")
 		p.find("call refused", `"verb":"ADD"`, `"container":"sandbox-of-web"`, `"pod":"shop/web"`, `"network":"node"`, `"code":7`, "shop/missing")
 	}
-	event := expect.Await(t, "an Event", a.events)
-	expect.Same(t, "the pod", expect.JSON(t, expect.Value(json.Marshal(event["involvedObject"]))(t)),
-		`{"apiVersion":"v1","kind":"Pod","name":"web","namespace":"shop","uid":"uid-1"}`)
-	expect.Same(t, "type and reason", fmt.Sprint(event["type"], " ", event["reason"], " ", event["source"]), "Warning NetworkAttachmentFailed map[component:embedcnid host:node-1]")
-	message, _ := event["message"].(string)
-	expect.Contains(t, "message", message, "interface eth0: ", "there is no NetworkAttachmentDefinition shop/missing")
-	again := expect.Await(t, "the Event's patch", a.events)
-	expect.Same(t, "count", fmt.Sprint(again["count"]), "2")
+	event := k.event("web", 2)
+	expect.Same(t, "the pod", expect.JSON(t, expect.Value(json.Marshal(event.InvolvedObject))(t)),
+		`{"apiVersion":"v1","kind":"Pod","name":"web","namespace":"shop","uid":"`+uid+`"}`)
+	expect.Same(t, "type and reason", fmt.Sprint(event.Type, " ", event.Reason, " ", event.Source), "Warning NetworkAttachmentFailed {embedcnid node-1}")
+	expect.Contains(t, "message", event.Message, "interface eth0: ", "there is no NetworkAttachmentDefinition shop/missing")
 	expect.NoError(t, s.del(ctx, c))
-
-	// With a pod that is there and one that is not, every rule of the manifest is used.
-	a.addPod("fine", "uid-2", "node-1", "")
-	fine := s.pod("fine", "uid-2")
-	expect.Value(s.add(ctx, fine))(t)
-	expect.NoError(t, s.del(ctx, fine))
-	_, err := s.add(ctx, s.pod("none", ""))
-	expect.Says(t, "ADD", err, "there is no pod shop/none")
 	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, r := range a.rules {
-		for _, resource := range r.Resources {
-			for _, verb := range r.Verbs {
-				expect.That(t, a.used[verb+" "+resource], "the manifest allows %s %s, and nobody asks for it", verb, resource)
+}
+
+// TestEachRightIsNeeded: without one verb of the manifest, the log names it.
+func TestEachRightIsNeeded(t *testing.T) {
+	s, ctx := newSite(t), t.Context()
+	k := s.onCluster()
+	k.addDefinition("backup", strings.ReplaceAll(fmt.Sprintf(storage, s.path("ipam")), "10.65.", "10.67."))
+	rules := clusterRules(t)
+	for _, r := range rules {
+		for _, verb := range r.Verbs {
+			right := verb + "-" + strings.ReplaceAll(r.Resources[0], "/", "-")
+			k.allow(without(rules, verb, r.Resources[0]))
+			p := s.start()
+			fine, bad, none := s.pod("fine-"+right, k.addPod("fine-"+right, "backup")), s.pod("bad-"+right, k.addPod("bad-"+right, "missing")), s.pod("none", "")
+			for range 2 { // the second Event of one kind is a patch
+				_, err := s.add(ctx, bad)
+				expect.Fails(t, "an ADD with a missing network", err)
 			}
+			_, err := s.add(ctx, none)
+			expect.Fails(t, "an ADD of a pod that does not exist", err)
+			_, err = s.add(ctx, fine)
+			if right == "patch-pods-status" {
+				expect.Says(t, "ADD", err, "the daemon's service account needs the verb patch on pods/status")
+			} else {
+				expect.NoError(t, err)
+			}
+			p.findText(fmt.Sprintf(`cannot %s resource "%s" in API group "%s"`, verb, r.Resources[0], r.APIGroups[0]))
+			expect.NoError(t, s.del(ctx, fine), s.del(ctx, bad), s.del(ctx, none))
+			expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
 		}
 	}
 }
 
-// TestAnAPIServerThatIsAway: the daemon starts, is not ready, and carries out DELs. When the
-// server is back, it is ready.
-func TestAnAPIServerThatIsAway(t *testing.T) {
+// TestAnAPIServerThatIsKilled: what needs the server waits, what does not goes on, and the log
+// says why. A daemon that starts meanwhile is not ready until the server is back.
+func TestAnAPIServerThatIsKilled(t *testing.T) {
 	s, ctx := newSite(t), t.Context()
-	a := s.onCluster()
-	a.addPod("web", "uid-1", "node-1", "")
+	k := s.onCluster()
+	networks := s.quickstart(k)
+	first, second := s.pod("first", k.addPod("first", networks)), s.pod("second", k.addPod("second", networks))
 	p := s.start()
-	c := s.pod("web", "uid-1")
-	expect.Value(s.add(ctx, c))(t)
+	expect.Eventually(t, "the cache", func() bool { return isSynced(t) })
+	expect.Value(s.add(ctx, first))(t)
+	k.kill()
+	p.find("watch the API server", `"level":"WARN"`)
+	expect.NoError(t, s.del(ctx, first))
+	added := make(chan error, 1)
+	go func() { added <- expect.Err(s.add(ctx, second)) }()
+	expect.Eventually(t, "interfaces from the cache", func() bool { return len(interfaces(t, second)) == 5 })
+	k.begin()
+	expect.NoError(t, expect.Await(t, "the ADD, whose status waits for the server", added))
+	expect.Same(t, "number of networks in the status", len(addresses(t, k.status("second"))), 4)
+
 	expect.Same(t, "exit code", p.end(syscall.SIGKILL), -1)
-	a.setAway(true)
+	k.kill()
 	p = s.start()
 	status, text := get(t, "/readyz")
 	expect.Same(t, "status", status, 503)
 	expect.Contains(t, "/readyz", text, "[-]kubernetes: pods and definitions have not been listed yet\n", "[+]listening\n")
-	expect.NoError(t, s.del(ctx, c))
-	expect.Same(t, "interfaces", interfaces(t, c), []string{"lo"})
-	a.setAway(false)
+	expect.NoError(t, s.del(ctx, second))
+	expect.Same(t, "interfaces", interfaces(t, second), []string{"lo"})
+	k.begin()
 	expect.Eventually(t, "the cache", func() bool {
 		status, _ := get(t, "/readyz")
 		return status == 200

@@ -122,11 +122,11 @@ func startPrometheus(t *testing.T) {
 			t.Logf("prometheus:\n%s", expect.Value(os.ReadFile(log.Name()))(t))
 		}
 	})
-	expect.Eventually(t, "a scrape", func() bool { return len(ask(t, `up{job="embedcnid"} == 1`)) > 0 })
+	expect.Eventually(t, "a scrape", func() bool { return len(result(t, `up{job="embedcnid"} == 1`)) > 0 })
 }
 
-// ask returns the elements of a query's answer; none while Prometheus does not listen.
-func ask(t *testing.T, query string) []json.RawMessage {
+// result returns the elements of a query's answer; none while Prometheus does not listen.
+func result(t *testing.T, query string) []json.RawMessage {
 	t.Helper()
 	var answer struct {
 		Error string
@@ -211,12 +211,12 @@ func TestEachQueryIsAnswered(t *testing.T) {
 		_, err := s.add(ctx, fails)
 		expect.Fails(t, "an ADD whose plugin fails", err)
 		counted := fmt.Sprintf(`embedcni_server_call_errors_total{verb="ADD", code="other"} == %d`, n+1)
-		expect.Eventually(t, counted, func() bool { return len(ask(t, counted)) > 0 })
+		expect.Eventually(t, counted, func() bool { return len(result(t, counted)) > 0 })
 	}
 	_, text := get(t, "/metrics")
 	metrics := exposed(text)
 	for title, query := range queries(t) {
-		expect.Eventually(t, title+": "+query, func() bool { return len(ask(t, query)) > 0 })
+		expect.Eventually(t, title+": "+query, func() bool { return len(result(t, query)) > 0 })
 		for _, name := range regexp.MustCompile(`\bembedcnid?_\w+`).FindAllString(query, -1) {
 			base := regexp.MustCompile(`_(bucket|count|sum)$`).ReplaceAllString(name, "")
 			expect.That(t, metrics[name] != nil || metrics[base] != nil, "%s: /metrics has no %s", title, name)

@@ -24,6 +24,7 @@ import (
 
 	"github.com/embedcni/cni/cnitest"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/netns"
 )
@@ -43,7 +44,7 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		panic(err)
 	}
-	code := sandbox.Main(m, sandbox.Before(func() ([]string, error) {
+	code := refplugins.Main(m, sandbox.Before(func() ([]string, error) {
 		build := exec.Command("go", "build", "-o", dir, "github.com/embedcni/cni/thick/cmd/embedcni-shim")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		out, err := build.CombinedOutput()
@@ -191,21 +192,36 @@ func (s *site) startAs(cmd *exec.Cmd) *process {
 // find returns the next line with a message and these values.
 func (p *process) find(message string, with ...string) entry {
 	p.t.Helper()
+	return p.findLine(fmt.Sprintf("%q %v", message, with), func(e entry, line string) bool {
+		return e["msg"] == message && containsAll(line, with...)
+	})
+}
+
+// findText returns the next line with a text in its message or its error.
+func (p *process) findText(text string) entry {
+	p.t.Helper()
+	return p.findLine(text, func(e entry, _ string) bool {
+		return strings.Contains(fmt.Sprint(e["msg"], e["error"], e["err"]), text)
+	})
+}
+
+func (p *process) findLine(what string, is func(e entry, line string) bool) entry {
+	p.t.Helper()
 	timer := time.NewTimer(expect.Patience)
 	defer timer.Stop()
 	for {
 		select {
 		case e, ok := <-p.lines:
 			if !ok {
-				p.t.Fatalf("the daemon has ended without %q %v:\n%s", message, with, p.log.String())
+				p.t.Fatalf("the daemon has ended without %s:\n%s", what, p.log.String())
 			}
-			text := expect.Value(json.Marshal(e))(p.t)
-			p.log.Write(append(text, '\n'))
-			if e["msg"] == message && containsAll(string(text), with...) {
+			line := string(expect.Value(json.Marshal(e))(p.t))
+			p.log.WriteString(line + "\n")
+			if is(e, line) {
 				return e
 			}
 		case <-timer.C:
-			p.t.Fatalf("waited for %q %v:\n%s", message, with, p.log.String())
+			p.t.Fatalf("waited for %s:\n%s", what, p.log.String())
 		}
 	}
 }
