@@ -15,8 +15,8 @@ type Stats struct {
 type CallStats struct {
 	Running  int64 // with a slot
 	Overtime int64 // that have lost it, because they take longer than five seconds
-	// Waiting calls wait for a slot, a file, or a DEL of their container. DELs of the queue do
-	// not count.
+	// Waiting calls have no slot yet. They wait for one, for a file, for a DEL of their container,
+	// or for the Planner. DELs of the queue do not count.
 	Waiting int64
 	Slots   int64 // one network alone gets half of them
 }

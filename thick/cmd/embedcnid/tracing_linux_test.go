@@ -121,6 +121,8 @@ func TestTheTraceOfACall(t *testing.T) {
 	p := s.startTraced(c)
 	status := func() error { return s.cni.GetStatusNetworkList(ctx, s.list()) }
 	untraced, web, fails := s.container("untraced", ""), s.container("web", ""), s.container("fails", "full")
+	web.Args = append(web.Args, [2]string{"K8S_POD_NAMESPACE", "shop"}, [2]string{"K8S_POD_NAME", "web-0"}, [2]string{"K8S_POD_UID", "1234"},
+		[2]string{"K8S_POD_INFRA_CONTAINER_ID", "web"})
 	t.Setenv("TRACEPARENT", "00-"+traceID+"-"+parentID+"-00") // not sampled
 	expect.Value(s.add(ctx, untraced))(t)
 	expect.NoError(t, s.del(ctx, untraced))
@@ -150,7 +152,7 @@ func TestTheTraceOfACall(t *testing.T) {
 // wantAdds are an ADD on a network with two plugins, and one whose second network fails. wantDel
 // is a DEL that its runtime does not trace; a STATUS begins no trace.
 const (
-	wantAdds = `cni.ADD SPAN_KIND_SERVER cni.id=web cni.ifname=eth0 cni.name=node cni.queued_seconds= http.request.method=POST http.response.status_code=200 http.route=/cni
+	wantAdds = `cni.ADD SPAN_KIND_SERVER cni.id=web cni.ifname=eth0 cni.name=node cni.queued_seconds= http.request.method=POST http.response.status_code=200 http.route=/cni k8s.namespace.name=shop k8s.pod.name=web-0 k8s.pod.uid=1234
     cni.SetupSerially cni.id=web cni.path=
         cni.attachNetworksSerially cni.ifname=eth0 cni.name=podnet
             cni.plugin cni.plugin.kind=built in cni.plugin.type=bridge cni.plugin.verb=ADD
@@ -172,7 +174,7 @@ cni.ADD SPAN_KIND_SERVER cni.code=104 cni.id=fails cni.ifname=eth0 cni.name=node
                 cni.plugin cni.plugin.kind=built in cni.plugin.type=host-local cni.plugin.verb=DEL
 `
 	noCable = `add network \"full\" of container fails, interface net1: plugin type=\"full\" failed (add): no cable (code 104)`
-	wantDel = `cni.DEL SPAN_KIND_SERVER cni.id=web cni.ifname=eth0 cni.name=node cni.queued_seconds= http.request.method=POST http.response.status_code=200 http.route=/cni
+	wantDel = `cni.DEL SPAN_KIND_SERVER cni.id=web cni.ifname=eth0 cni.name=node cni.queued_seconds= http.request.method=POST http.response.status_code=200 http.route=/cni k8s.namespace.name=shop k8s.pod.name=web-0 k8s.pod.uid=1234
     cni.Remove cni.id=web cni.path=
         cni.detachNetwork cni.ifname=eth0 cni.name=podnet
             cni.plugin cni.plugin.kind=built in cni.plugin.type=portmap cni.plugin.verb=DEL
