@@ -152,11 +152,12 @@ func TestDELsThatHangHoldUpNoOthers(t *testing.T) {
 		return nil
 	})
 	s := newServer(t, f, server.Options{})
+	server.SetSlow(s, time.Second) // in use it is five seconds
 	q := f.queued(t, s, append(names("hangs%d", 20), names("c%d", 180)...)...)
 	begin := time.Now()
 	done := expect.Value(s.Drain(t.Context(), q.dir))(t)
 	expect.Eventually(t, "the end of the others", func() bool { return len(holders(f.Ledger)) == 20 })
-	t.Logf("180 DELs beside 20 that hang: %v", time.Since(begin).Round(time.Millisecond))
+	t.Logf("180 DELs beside 20 that hang and keep their slots for 1s: %v", time.Since(begin).Round(time.Millisecond))
 	expect.Eventually(t, "those that hang run alone", func() bool { return server.Running(s) == 20 })
 	success(t, post(s, "/cni", request("ADD", "c0")), answered)
 	close(release)

@@ -69,17 +69,41 @@ func (d *daemon) measureHealth(ctx context.Context) {
 	}
 }
 
-// awaitDrained logs what has become of the queued DELs, unless ctx ends before.
+// mostPause is the longest time after which DELs are tried again that have failed.
+const mostPause = 10 * time.Minute
+
+// awaitDrained logs what has become of the queued DELs. It drains the queue again until none
+// fails, or ctx ends: no runtime repeats a DEL that the shim has queued.
 func (d *daemon) awaitDrained(ctx context.Context, drained <-chan *server.DrainReport) {
-	select {
-	case r := <-drained:
-		d.logDrained(r)
-		d.conditions.set("drained", met, "")
-		if n := len(r.Failed); n > 0 {
-			d.conditions.set("drained", doubtful, fmt.Sprintf("%d DELs failed, and stay in the queue for the next start", n))
+	for pause := time.Second; ; pause = min(2*pause, mostPause) {
+		select {
+		case <-ctx.Done():
+			return
+		case r := <-drained:
+			d.logDrained(r)
+			if len(r.Failed) == 0 {
+				d.conditions.set("drained", met, "")
+				return
+			}
+			d.conditions.set("drained", doubtful, fmt.Sprintf("%d DELs failed, and are tried again in %v", len(r.Failed), pause))
 		}
-	case <-ctx.Done():
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		var err error
+		if drained, err = d.drain(ctx); err != nil {
+			d.log.Error("queued DELs are not tried again", "error", err)
+			d.conditions.set("drained", doubtful, err.Error())
+			return
+		}
 	}
+}
+
+// drain begins to carry out the queued DELs. A Shutdown ends it.
+func (d *daemon) drain(ctx context.Context) (<-chan *server.DrainReport, error) {
+	return d.server.Drain(context.WithoutCancel(ctx), d.config.Load().QueueDir)
 }
 
 func (d *daemon) logDrained(r *server.DrainReport) {

@@ -155,7 +155,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	d.loadNetworks(c)
-	drained, err := d.server.Drain(context.WithoutCancel(ctx), c.QueueDir) // a Shutdown ends it
+	drained, err := d.drain(ctx)
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
