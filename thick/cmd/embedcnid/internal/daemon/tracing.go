@@ -3,13 +3,13 @@ package daemon
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/url"
 	"strings"
 	"time"
 
+	"github.com/go-logr/logr"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	"go.opentelemetry.io/otel/sdk/resource"
@@ -17,32 +17,26 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.26.0"
 )
 
-// collector returns the address of a collector from OpenTelemetry's variables of the environment
-// (specification, "OpenTelemetry Protocol Exporter"), empty if they name none. The exporter
-// reads the same variables, and takes its defaults in the place of a mistake: that is an error
-// here.
+// collector returns the endpoint that OpenTelemetry's variables of the environment name, empty if
+// there is none. It refuses those that its exporter would not follow.
 func collector(env func(string) string) (endpoint string, err error) {
-	variable := func(name string) (of, value string) {
-		if of = "OTEL_EXPORTER_OTLP_TRACES_" + name; env(of) != "" {
-			return of, env(of)
-		}
-		of = "OTEL_EXPORTER_OTLP_" + name
-		return of, env(of)
-	}
-	name, endpoint := variable("ENDPOINT")
-	if strings.EqualFold(env("OTEL_SDK_DISABLED"), "true") || env("OTEL_TRACES_EXPORTER") == "none" || endpoint == "" {
+	endpoint = cmp.Or(env("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"), env("OTEL_EXPORTER_OTLP_ENDPOINT"))
+	exporter := cmp.Or(env("OTEL_TRACES_EXPORTER"), "otlp")
+	if endpoint == "" || exporter == "none" || strings.EqualFold(env("OTEL_SDK_DISABLED"), "true") {
 		return "", nil
 	}
-	if exporter := cmp.Or(env("OTEL_TRACES_EXPORTER"), "otlp"); exporter != "otlp" {
+	if exporter != "otlp" {
 		return "", fmt.Errorf("OTEL_TRACES_EXPORTER is %q: want otlp or none", exporter)
 	}
-	if of, protocol := variable("PROTOCOL"); protocol != "" && protocol != "http/protobuf" {
-		return "", fmt.Errorf("%s is %q: want http/protobuf, which collectors take at port 4318", of, protocol)
+	protocol := cmp.Or(env("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"), env("OTEL_EXPORTER_OTLP_PROTOCOL"), "http/protobuf")
+	if protocol != "http/protobuf" {
+		return "", fmt.Errorf("OTEL_EXPORTER_OTLP_PROTOCOL is %q: want http/protobuf, which collectors take at port 4318", protocol)
 	}
-	if at, err := url.Parse(endpoint); err != nil || at.Host == "" || at.Scheme != "http" && at.Scheme != "https" {
-		return "", fmt.Errorf("%s is %q: want a URL, such as http://127.0.0.1:4318", name, endpoint)
+	at, err := url.Parse(endpoint)
+	if err != nil || at.Host == "" {
+		return "", fmt.Errorf("OTEL_EXPORTER_OTLP_ENDPOINT is %q: want a URL, such as http://127.0.0.1:4318", endpoint)
 	}
-	return endpoint, nil
+	return at.Redacted(), nil
 }
 
 // flushWithin is how long the last spans have to reach the collector, after the last call.
@@ -55,11 +49,12 @@ func trace(env func(string) string, version string, log *slog.Logger) (end func(
 	if endpoint == "" || err != nil {
 		return func() {}, err
 	}
+	otel.SetLogger(logr.FromSlogHandler(log.Handler()))
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("traces are not sent", "error", err) }))
 	exporter, err := otlptracehttp.New(context.Background())
 	if err != nil {
 		return nil, err
 	}
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("traces are not sent", "error", err) }))
 	described, err := resource.New(context.Background(), resource.WithTelemetrySDK(), resource.WithHost(),
 		resource.WithAttributes(semconv.ServiceName(program), semconv.ServiceVersion(version)), resource.WithFromEnv())
 	if err != nil {
@@ -71,7 +66,7 @@ func trace(env func(string) string, version string, log *slog.Logger) (end func(
 	return func() {
 		ctx, cancel := context.WithTimeout(context.Background(), flushWithin)
 		defer cancel()
-		if err := provider.Shutdown(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		if err := provider.Shutdown(ctx); err != nil {
 			log.Warn("traces are not sent", "error", err)
 		}
 	}, nil
