@@ -25,6 +25,7 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/thick/cmd/embedcnid/internal/config"
 	"github.com/embedcni/cni/thick/cmd/embedcnid/internal/daemon"
+	"github.com/embedcni/cni/thick/kube/kubelet"
 )
 
 const deploy = "../../../deploy"
@@ -73,6 +74,7 @@ func TestTheDaemonSet(t *testing.T) {
 	shared := corev1.MountPropagationBidirectional
 	for path, of := range map[string]string{
 		"/etc/embedcni": "the file", c.ConfDir: "confDir", filepath.Dir(c.Socket): "socket", c.StateDir: "stateDir", filepath.Dir(c.QueueDir): "queueDir", c.PluginRoot: "pluginRoot",
+		filepath.Dir(kubelet.DefaultSocket): "the kubelet's socket", "/run/k8s.cni.cncf.io": "information about devices",
 	} {
 		expect.That(t, mounts[path].Name != "", "%s: nothing is mounted at %s", of, path)
 	}

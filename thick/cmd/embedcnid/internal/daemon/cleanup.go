@@ -20,8 +20,15 @@ func (d *daemon) cleanUp(ctx context.Context, queue string) error {
 		return context.Cause(ctx)
 	}
 	d.conditions.set("drained", met, "")
+	before, err := d.runtime.Attachments()
+	if err != nil {
+		return err
+	}
 	report, err := d.runtime.Recover(ctx)
 	if err != nil {
+		return err
+	}
+	if err := d.backend.ForgetGone(before); err != nil {
 		return err
 	}
 	d.metrics.Report(report)
