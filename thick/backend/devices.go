@@ -164,8 +164,9 @@ func (b *Backend) forget(files []string) (first error) {
 	return first
 }
 
-// forgetGone removes the files of attachments that were on record before, and are not now.
-func (b *Backend) forgetGone(before []cni.Attachment) error {
+// ForgetGone removes the files of devices whose attachments were on record before, and are not
+// now: a program calls it after a Recover or a GC of its own.
+func (b *Backend) ForgetGone(before []cni.Attachment) error {
 	files := slices.DeleteFunc(recordedFiles(before), func(file string) bool { return file == "" })
 	if len(files) == 0 {
 		return nil

@@ -85,6 +85,9 @@ var (
 	ignore       = difference{`"true"`, `"1"`, "the runtime's own value is passed on"}
 )
 
+// asDeclared is of a default network that the pod has chosen.
+var asDeclared = difference{"", `{"ips":["10.9.0.77/24"],"mac":"02:00:00:00:00:77"}`, "Multus gives a default network capabilities of the runtime alone"}
+
 const (
 	once  = "a plugin that gets it as a capability does not get it in CNI_ARGS too"
 	asADD = "DEL gets the parameters of ADD (CNI specification 1.1.0, section 3)"
@@ -171,12 +174,25 @@ func TestInterfacesArePassedOnAsByMultus(t *testing.T) {
 	}
 	slices.Sort(annotation)
 	annotated := "[" + strings.Join(annotation, ", ") + "]"
-	c.addPod(podNamespace, podName, podUID, annotated)
-	var theirs, ours map[string]observed
+	theirs, ours := byBoth(t, v, c, object{"k8s.v1.cni.cncf.io/networks": annotated})
+	for name, want := range map[string]string{"vf-a": `"0000:03:02.0"`, "vf-b": `"0000:03:02.1"`, "vf-c": ""} {
+		expect.Same(t, "device of "+name, theirs[name]["ADD 0: deviceID"], want)
+		expect.That(t, strings.Contains(theirs[name]["device-info"], want), "device-info of %s is %q", name, theirs[name]["device-info"])
+	}
+	for name, p := range passings {
+		t.Run(name, func(t *testing.T) { comparePassed(t, theirs[name], ours[name], p.differs) })
+	}
+}
+
+// byBoth returns what plugins get from Multus' daemon and from this library's for a pod with
+// annotations.
+func byBoth(t *testing.T, version string, c *cluster, annotations object) (theirs, ours map[string]observed) {
+	t.Helper()
 	t.Run("Multus", func(t *testing.T) {
+		c.annotatePod(annotations)
 		d := startDaemon(t, c, "", nil)
 		d.script(t, nil)
-		theirs = passedOn(t, v, d.path("calls"))
+		theirs = passedOn(t, version, d.path("calls"))
 		informed(t, theirs, c.networkStatus(t, podNamespace, podName))
 	})
 	t.Run("ours", func(t *testing.T) {
@@ -184,30 +200,68 @@ func TestInterfacesArePassedOnAsByMultus(t *testing.T) {
 		primary, log := filepath.Join(dir, "10-primary.conflist"), filepath.Join(dir, "calls")
 		expect.NoError(t, os.WriteFile(primary, []byte(rendered(t, primaryNetwork)), 0o600), os.Symlink(refplugins.Scripted(), filepath.Join(dir, "scripted")),
 			scripted.Script{Log: log}.Save(filepath.Join(dir, "scripted"+scripted.Beside)))
-		// The annotation as it was before Multus added the status.
-		c.addPod(podNamespace, podName, podUID, annotated)
+		c.annotatePod(annotations) // without the status, which Multus has added
 		o := c.options()
 		o.Devices = kubelet.Devices{}
 		startOurs(t, o, primary, dir)
-		ours = passedOn(t, v, log)
+		ours = passedOn(t, version, log)
 		informed(t, ours, c.networkStatus(t, podNamespace, podName))
 	})
-	for name, want := range map[string]string{"vf-a": `"0000:03:02.0"`, "vf-b": `"0000:03:02.1"`, "vf-c": ""} {
-		expect.Same(t, "device of "+name, theirs[name]["ADD 0: deviceID"], want)
-		expect.That(t, strings.Contains(theirs[name]["device-info"], want), "device-info of %s is %q", name, theirs[name]["device-info"])
+	return theirs, ours
+}
+
+// comparePassed compares the calls for an interface.
+func comparePassed(t *testing.T, theirs, ours observed, differs map[string]difference) {
+	t.Helper()
+	all := map[string]difference{}
+	maps.Copy(all, differs)
+	for key := range ours {
+		if strings.HasSuffix(key, "argument IgnoreUnknown") {
+			all[key] = ignore
+		}
 	}
-	for name, p := range passings {
+	compare(t, theirs, ours, all)
+}
+
+// TestDefaultNetworksAreThoseOfMultus compares the calls for a pod that names another default
+// network.
+func TestDefaultNetworksAreThoseOfMultus(t *testing.T) {
+	v := version(t, os.Getenv(daemonVar))
+	newPod(t)
+	giveDevices(t, "vendor.com/vf", "0000:03:02.0", "0000:03:02.1")
+	config := `{"cniVersion": "1.1.0", "name": "infra", "type": "scripted", ` + declares + `}`
+	declared := map[string]difference{"ADD 0: capabilities": capabilities, "DEL 1: capabilities": capabilities}
+	for name, tt := range map[string]struct {
+		value   string
+		ifName  string
+		differs map[string]difference
+	}{
+		"a name":      {"infra", "eth0", declared},
+		"a namespace": {"default/infra", "eth0", declared},
+		"an element": {`[{"name": "infra", "interface": "mgmt", "cni-args": {"a": 1}, "ips": ["10.9.0.77/24"], "mac": "02:00:00:00:00:77"}]`, "mgmt", map[string]difference{
+			"ADD 0: capabilities": capabilities, "DEL 1: capabilities": capabilities,
+			"ADD 0: argument IP": {`"10.9.0.77/24"`, "", once}, "ADD 0: argument MAC": mac,
+			"ADD 0: runtimeConfig": asDeclared, "DEL 1: runtimeConfig": asDeclared,
+		}},
+		"a device": {"vf", "eth0", nil},
+	} {
 		t.Run(name, func(t *testing.T) {
-			differs := maps.Clone(p.differs)
-			if differs == nil {
-				differs = map[string]difference{}
+			c := newCluster(t)
+			for _, namespace := range []string{"kube-system", podNamespace} {
+				c.addNetwork(namespace, "infra", config)
+				c.addResource(namespace, "vf", `{"cniVersion": "1.1.0", "name": "vf", "type": "scripted"}`, "vendor.com/vf")
 			}
-			for key := range ours[name] {
-				if strings.HasSuffix(key, "argument IgnoreUnknown") {
-					differs[key] = ignore
+			theirs, ours := byBoth(t, v, c, object{"v1.multus-cni.io/default-network": tt.value, "k8s.v1.cni.cncf.io/networks": "vf@net7"})
+			expect.Same(t, "interfaces", slices.Sorted(maps.Keys(ours)), slices.Sorted(slices.Values([]string{tt.ifName, "net7"})))
+			comparePassed(t, theirs[tt.ifName], ours[tt.ifName], tt.differs)
+			device := difference{`"0000:03:02.0"`, `"0000:03:02.1"`, "Multus gives the default network's device to another network, too"}
+			differs := map[string]difference{}
+			if name == "a device" {
+				for _, key := range []string{"ADD 0: deviceID", "ADD 0: pciBusID", "DEL 1: deviceID", "DEL 1: pciBusID"} {
+					differs[key] = device
 				}
 			}
-			compare(t, theirs[name], ours[name], differs)
+			comparePassed(t, theirs["net7"], ours["net7"], differs)
 		})
 	}
 }

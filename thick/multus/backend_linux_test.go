@@ -35,15 +35,18 @@ func startOurs(t *testing.T, o backend.Options, primary, bin string) {
 // options has this library's daemon use the cluster as Multus' does. It needs no requests for
 // that: the test has the objects.
 func (c *cluster) options() backend.Options {
-	return backend.Options{
-		Networks: func(_ context.Context, r *server.Request) (string, error) {
+	annotation := func(name string) func(context.Context, *server.Request) (string, error) {
+		return func(_ context.Context, r *server.Request) (string, error) {
 			pod, err := c.object(pods, r.Pod.Namespace, r.Pod.Name)
 			if err != nil {
 				return "", err
 			}
-			value, _ := pod["metadata"].(object)["annotations"].(object)[multinet.Annotation].(string)
+			value, _ := pod["metadata"].(object)["annotations"].(object)[name].(string)
 			return value, nil
-		},
+		}
+	}
+	return backend.Options{
+		Networks: annotation(multinet.Annotation), DefaultNetwork: annotation(multinet.DefaultAnnotation),
 		Lookup: func(_ context.Context, _ *server.Request, s multinet.Selection) (multinet.Definition, error) {
 			network, err := c.object(networks, s.Namespace, s.Name)
 			if err != nil {

@@ -111,6 +111,15 @@ func (c *cluster) addPod(namespace, name, uid, networks string) {
 	if networks != "" {
 		annotations["k8s.v1.cni.cncf.io/networks"] = networks
 	}
+	c.putPod(namespace, name, uid, annotations)
+}
+
+// annotatePod adds the pod of the requests, with these annotations alone.
+func (c *cluster) annotatePod(annotations object) {
+	c.putPod(podNamespace, podName, podUID, annotations)
+}
+
+func (c *cluster) putPod(namespace, name, uid string, annotations object) {
 	c.put(pods, namespace, name, object{
 		"metadata": object{"uid": uid, "annotations": annotations},
 		"spec":     object{"containers": []object{{"name": "main", "image": "image"}}},

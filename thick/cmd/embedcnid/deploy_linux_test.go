@@ -74,7 +74,7 @@ func TestTheDaemonSet(t *testing.T) {
 	shared := corev1.MountPropagationBidirectional
 	for path, of := range map[string]string{
 		"/etc/embedcni": "the file", c.ConfDir: "confDir", filepath.Dir(c.Socket): "socket", c.StateDir: "stateDir", filepath.Dir(c.QueueDir): "queueDir", c.PluginRoot: "pluginRoot",
-		filepath.Dir(kubelet.DefaultSocket): "devices", "/var/run/k8s.cni.cncf.io": "files of devices",
+		filepath.Dir(kubelet.DefaultSocket): "the kubelet's socket", "/run/k8s.cni.cncf.io": "information about devices",
 	} {
 		expect.That(t, mounts[path].Name != "", "%s: nothing is mounted at %s", of, path)
 	}

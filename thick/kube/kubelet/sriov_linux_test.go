@@ -52,8 +52,9 @@ func TestPodsGetTheirDevices(t *testing.T) {
 	}}}})
 	var status string
 	var log strings.Builder
+	runtime := h.Real(cni.WithBuiltinPlugins())
 	daemon := func(annotation string) *backend.Backend {
-		return backend.New(h.Real(cni.WithBuiltinPlugins()), backend.Options{
+		return backend.New(runtime, backend.Options{
 			Networks: func(context.Context, *server.Request) (string, error) { return annotation, nil },
 			Lookup: func(context.Context, *server.Request, multinet.Selection) (multinet.Definition, error) {
 				return multinet.Definition{Config: []byte(`{"cniVersion": "1.0.0", "plugins": [{"type": "host-device"}]}`), Resource: "vendor.com/vf"}, nil
@@ -91,4 +92,11 @@ func TestPodsGetTheirDevices(t *testing.T) {
 		}
 		expect.Same(t, "files", files(), nil)
 	}
+	// It is removed without a DEL, as by a Recover.
+	expect.Value(b.Add(t.Context(), r))(t)
+	before := expect.Value(runtime.Attachments())(t)
+	expect.NoError(t, b.ForgetGone(before))
+	expect.Same(t, "files of the living", len(files()), 2)
+	expect.NoError(t, runtime.Remove(t.Context(), r.ContainerID, r.NetNS), b.ForgetGone(before))
+	expect.Same(t, "files", files(), nil)
 }

@@ -27,7 +27,11 @@ func (d *daemon) awaitRecovered(ctx context.Context) {
 // removeDead removes the containers that are dead, and begins with none after ctx has ended.
 func (d *daemon) removeDead(ctx context.Context) {
 	defer close(d.recovered)
-	report, err := d.runtime.Recover(ctx)
+	before, err := d.runtime.Attachments()
+	var report *cni.Report
+	if err == nil {
+		report, err = d.runtime.Recover(ctx)
+	}
 	if ctx.Err() != nil {
 		return // the rest is the next daemon's
 	}
@@ -35,6 +39,9 @@ func (d *daemon) removeDead(ctx context.Context) {
 		d.log.Error("records and host could not be compared", "error", err)
 		d.conditions.set("recovered", doubtful, err.Error())
 		return
+	}
+	if err := d.backend.ForgetGone(before); err != nil {
+		d.log.Warn("files of devices are left", "error", err)
 	}
 	d.metrics.Report(report)
 	d.log.Info("recovered", "adopted", len(report.Adopted), "removed", len(report.Removed), "repaired", len(report.Repaired))

@@ -61,6 +61,7 @@ type daemon struct {
 	log     *slog.Logger
 
 	runtime    *cni.Runtime
+	backend    *backend.Backend
 	server     *server.Server
 	cluster    *cluster // nil without Kubernetes
 	metrics    *metrics.Metrics
@@ -120,7 +121,8 @@ func (d *daemon) assembleServer(c *config.Config) (err error) {
 		so.Kubernetes, so.PodUID = true, pods.UID
 		d.conditions.ask("kubernetes", d.cluster.condition)
 	}
-	d.server, err = server.New(&calls{backend.New(d.runtime, o), d}, so)
+	d.backend = backend.New(d.runtime, o)
+	d.server, err = server.New(&calls{d.backend, d}, so)
 	return err
 }
 
