@@ -437,15 +437,16 @@ func (l *listing) Attachments(ids ...string) ([]cni.Attachment, error) {
 	return l.Runtime.Attachments(ids...)
 }
 
-// TestGCKeepsWhatBeganMeanwhile: the client made its list before.
+// TestGCKeepsWhatBeganMeanwhile: the client made its list before. One network of the ADD is
+// attached by then.
 func TestGCKeepsWhatBeganMeanwhile(t *testing.T) {
 	s := newStage(t)
 	b := backend.New(s.runtime, backend.Options{})
 	collector := &listing{Runtime: s.runtime, listed: make(chan struct{})}
-	config := delegating("node", delegate("", "p"))
-	gate := s.Gate("p")
+	config := delegating("node", delegate("cluster", "p"), delegate("more", "q"))
+	gate := s.Gate("q")
 	out := `{"cniVersion": "1.0.0"}`
-	s.On("p", "ADD", scripted.Action{Block: gate, Stdout: &out})
+	s.On("q", "ADD", scripted.Action{Block: gate, Stdout: &out})
 	r := s.request("c1", "eth0", config)
 	added := testhost.Begin(func() error { _, err := b.Add(t.Context(), r); return err })
 	letGo := s.Arrive(gate)
@@ -456,6 +457,6 @@ func TestGCKeepsWhatBeganMeanwhile(t *testing.T) {
 	letGo()
 	expect.NoError(t, expect.Await(t, "ADD", added))
 	expect.NoError(t, expect.Await(t, "GC", collected))
-	expect.Same(t, "recorded", s.recorded(), []string{"c1/eth0 node"})
+	expect.Same(t, "recorded", s.recorded(), []string{"c1/eth0 cluster", "c1/net1 more"})
 	expect.NoError(t, b.Del(t.Context(), r))
 }

@@ -2,7 +2,6 @@ package backend
 
 import (
 	"context"
-	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -48,18 +47,29 @@ func (b *Backend) GC(ctx context.Context, r *server.Request) error {
 	return refused(err)
 }
 
-// keepIf returns the rule of a GC.
+// keepIf returns the rule of a GC. An Add under way has attached some of its networks already.
 func keepIf(before []cni.Attachment, r *server.Request) func(cni.Attachment) bool {
 	type key struct{ container, ifName string }
 	gone := map[key]cni.Attachment{}
+	valid := map[types.GCAttachment]bool{}
+	for _, v := range r.Valid {
+		valid[v] = true
+	}
+	of := func(a cni.Attachment) types.GCAttachment {
+		return types.GCAttachment{ContainerID: a.ContainerID, IfName: a.Metadata[keyIfName]}
+	}
+	for _, a := range before {
+		if isAdds(a) && a.Metadata[keyNetwork] == r.Network && a.State == cni.Attaching {
+			valid[of(a)] = true
+		}
+	}
 	stays, had := map[string]bool{}, map[string]bool{} // containers with valid attachments, and with any of Adds
 	for _, a := range before {
 		if !isAdds(a) {
 			continue
 		}
 		had[a.ContainerID] = true
-		valid := types.GCAttachment{ContainerID: a.ContainerID, IfName: a.Metadata[keyIfName]}
-		if a.Metadata[keyNetwork] != r.Network || a.State == cni.Attaching || slices.Contains(r.Valid, valid) {
+		if a.Metadata[keyNetwork] != r.Network || valid[of(a)] {
 			stays[a.ContainerID] = true
 		} else {
 			gone[key{a.ContainerID, a.IfName}] = a

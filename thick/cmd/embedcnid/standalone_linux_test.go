@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
-	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/expect"
@@ -81,24 +80,6 @@ func TestARefusedCallIsNamed(t *testing.T) {
 	expect.That(t, got["code"].(float64) > 0, "the code is %v", got["code"])
 	expect.Same(t, "interfaces", interfaces(t, c), []string{"lo"})
 	expect.NoError(t, s.del(ctx, c))
-	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
-}
-
-// TestGCIsCarriedOut if the configuration says so.
-func TestGCIsCarriedOut(t *testing.T) {
-	s, ctx := newSite(t), t.Context()
-	s.config["gc"] = true
-	s.write()
-	p := s.start()
-	stays, goes := s.container("stays", ""), s.container("goes", "")
-	for _, c := range []*libcni.RuntimeConf{stays, goes} {
-		expect.Value(s.add(ctx, c))(t)
-	}
-	// A libcni that has attached nothing repeats no DEL: the daemon alone collects.
-	other := libcni.NewCNIConfigWithCacheDir(s.cni.Path, t.TempDir(), nil)
-	expect.NoError(t, other.GCNetworkList(ctx, s.list(), &libcni.GCArgs{ValidAttachments: []types.GCAttachment{{ContainerID: "stays", IfName: "eth0"}}}))
-	expect.Same(t, "interfaces", [][]string{interfaces(t, stays), interfaces(t, goes)}, [][]string{{"lo", "eth0"}, {"lo"}})
-	expect.NoError(t, s.del(ctx, stays), s.del(ctx, goes))
 	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
 }
 
