@@ -208,7 +208,7 @@ func (s *Server) run(ctx context.Context, c *call, t *turn) (body []byte, err er
 	if c.verb != wire.Add {
 		return nil, nil
 	}
-	return wire.EncodeResult(result)
+	return wire.EncodeResult(result, c.CNIVersion)
 }
 
 // inTurn waits for the turn of a call, and asks the Backend. While it waits for others than

@@ -40,12 +40,13 @@ func TestEveryVerbIsAnswered(t *testing.T) {
 	}
 }
 
-// TestShimsBeforeMultus4AreAnswered: they post to /, and decode each answer.
+// TestShimsBeforeMultus4AreAnswered: they post to /, decode each answer, and know no result of
+// version 1.1.0.
 func TestShimsBeforeMultus4AreAnswered(t *testing.T) {
 	b := &backend{}
 	var seen []server.Observation
 	s := newServer(t, b, server.Options{Observe: func(o server.Observation) { seen = append(seen, o) }})
-	success(t, post(s, "/", request("ADD", "c1")), answered)
+	success(t, post(s, "/", request("ADD", "c1", configured(`{"cniVersion":"0.4.0","name":"podnet","type":"multus"}`))), strings.Replace(answered, "1.1.0", "1.0.0", 1))
 	success(t, post(s, "/", request("CHECK", "c1")), "{}")
 	success(t, post(s, "/", request("DEL", "c1")), "{}")
 	expect.Same(t, "the backend was asked for", b.Verbs(), []string{"ADD", "CHECK", "DEL"})
@@ -62,7 +63,7 @@ func TestTheBackendGetsACheckedRequest(t *testing.T) {
 	odd := "{ \"name\": \"podnet\",\t\"cniVersion\":\"0.3.1\", \"n\": 9007199254740993 }"
 	success(t, post(s, "/cni", request("ADD", "c1", configured("%s", odd), variable("CNI_IFNAME", ""),
 		variable("CNI_PATH", "/tmp/evil:/usr/lib/cni/more:/opt/cni/bin/../../evil:/opt/cni/bin/:/opt/cni/binary:bin:/opt/cni/bin"),
-		variable("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID=u;K8S_POD_INFRA_CONTAINER_ID=i"))), answered)
+		variable("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID=u;K8S_POD_INFRA_CONTAINER_ID=i"))), strings.Replace(answered, "1.1.0", "1.0.0", 1))
 	want := &server.Request{
 		ContainerID: "c1", NetNS: "/run/netns/c1", IfName: "eth0",
 		Args:       map[string]string{"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "ns", "K8S_POD_NAME": "web", "K8S_POD_UID": "u", "K8S_POD_INFRA_CONTAINER_ID": "i"},

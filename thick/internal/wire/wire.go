@@ -20,6 +20,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
 )
 
 // SocketName is the file name of the socket in its directory, by which Multus' shim
@@ -104,8 +105,10 @@ type response struct {
 	Result *types100.Result
 }
 
-// EncodeResult returns the body of the answer to ADD. The result may be of any version.
-func EncodeResult(result types.Result) ([]byte, error) {
+// EncodeResult returns the body of the answer to ADD. The result may be of any version; that of
+// the answer is 1.1.0 if the configuration's is, and otherwise 1.0.0, since older shims of
+// Multus know no later one (v4.0.2: "no converter for CNI result version 1.1.0").
+func EncodeResult(result types.Result, configVersion string) ([]byte, error) {
 	if result == nil {
 		return nil, errors.New("no result")
 	}
@@ -113,7 +116,11 @@ func EncodeResult(result types.Result) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("convert result: %w", err)
 	}
-	return json.Marshal(response{converted})
+	answer := *converted
+	if ok, err := version.GreaterThanOrEqualTo(configVersion, types100.ImplementedSpecVersion); err != nil || !ok {
+		answer.CNIVersion = "1.0.0"
+	}
+	return json.Marshal(response{&answer})
 }
 
 // DecodeResult reads the body of an answer with status 200. It returns nil for an answer

@@ -93,19 +93,23 @@ func TestResultOfEveryVersionIsAnsweredAsMultusDoes(t *testing.T) {
 	old := expect.Value(result().GetAsVersion("0.4.0"))(t)
 	want := `{"Result":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/run/netns/a"}],"ips":[{"address":"10.1.0.7/16","interface":0}]}}`
 	for _, r := range []types.Result{result(), old.(*types040.Result)} {
-		body, err := wire.EncodeResult(r)
+		body, err := wire.EncodeResult(r, "1.1.0")
 		if err != nil || string(body) != want {
 			t.Errorf("%s, %v; want %s", body, err, want)
 		}
 		back := expect.Value(wire.DecodeResult(body))(t)
-		if again, err := wire.EncodeResult(back); err != nil || string(again) != want {
+		if again, err := wire.EncodeResult(back, "1.1.0"); err != nil || string(again) != want {
 			t.Errorf("%s, %v; want %s", again, err, want)
 		}
 	}
-	if body, err := wire.EncodeResult(nil); err == nil {
+	for _, version := range []string{"0.1.0", "0.4.0", "1.0.0"} { // as a shim that knows no later one can read it
+		body := expect.Value(wire.EncodeResult(old, version))(t)
+		expect.Same(t, "answer for "+version, string(body), strings.Replace(want, "1.1.0", "1.0.0", 1))
+	}
+	if body, err := wire.EncodeResult(nil, "1.1.0"); err == nil {
 		t.Errorf("no result was encoded as %s", body)
 	}
-	if body, err := wire.EncodeResult(&types100.Result{CNIVersion: "9.0.0"}); err == nil {
+	if body, err := wire.EncodeResult(&types100.Result{CNIVersion: "9.0.0"}, "1.1.0"); err == nil {
 		t.Errorf("a result of version 9.0.0 was encoded as %s", body)
 	}
 }
