@@ -1,7 +1,7 @@
 // Embedcni-shim is the CNI plugin in front of the daemon embedcnid. A runtime executes it, and
 // the daemon does the work:
 //
-//	{"cniVersion": "1.1.0", "name": "node", "plugins": [
+//	{"cniVersion": "1.0.0", "name": "node", "plugins": [
 //	    {"type": "embedcni-shim", "capabilities": {"portMappings": true}}]}
 //
 // A daemon whose socket is in another directory is named by the field daemonSocketDir. Build it
