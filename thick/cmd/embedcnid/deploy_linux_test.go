@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -171,6 +172,19 @@ func TestTheInitContainer(t *testing.T) {
 		expect.Same(t, "files", got, map[string]string{
 			"/host/opt/cni/bin/embedcni-shim": "-rwxr-xr-x " + content, "/host/etc/cni/net.d/00-embedcni.conflist": "-rw-r--r-- " + content,
 		})
+	}
+}
+
+// TestTheImagesBases: the Go is that of the modules, because the image of Go fetches no other,
+// and both are of one release of Debian. ".ci/image" builds the image.
+func TestTheImagesBases(t *testing.T) {
+	text := string(expect.Value(os.ReadFile(filepath.Join(deploy, "Containerfile")))(t))
+	bases := regexp.MustCompile(`(?m)^FROM golang:([0-9.]+)-([a-z]+) AS build\n(?s:.*)^FROM debian:([a-z]+)-slim$`).FindStringSubmatch(text)
+	expect.Must(t, bases != nil, "other bases:\n%s", text)
+	expect.Same(t, "release of Debian", bases[3], bases[2])
+	for _, module := range []string{"go.mod", "../../kube/go.mod", "../../metrics/go.mod", "../../../go.mod"} {
+		text := string(expect.Value(os.ReadFile(module))(t))
+		expect.That(t, strings.Contains(text, "\ngo "+bases[1]+"."), "%s wants another Go than the image has, %s", module, bases[1])
 	}
 }
 
