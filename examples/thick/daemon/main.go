@@ -137,16 +137,17 @@ func logDrained(r *server.DrainReport) {
 func requested(_ context.Context, r *server.Request) (string, error) { return r.Args["NETWORKS"], nil }
 
 // inDirectory returns a function that finds a network by its name.
-func inDirectory(dir string) func(context.Context, *server.Request, multinet.Selection) ([]byte, error) {
-	return func(_ context.Context, r *server.Request, s multinet.Selection) ([]byte, error) {
+func inDirectory(dir string) func(context.Context, *server.Request, multinet.Selection) (multinet.Definition, error) {
+	return func(_ context.Context, r *server.Request, s multinet.Selection) (found multinet.Definition, err error) {
 		if s.Namespace != r.Pod.Namespace {
-			return nil, errors.New("it is in another namespace than the pod")
+			return found, errors.New("it is in another namespace than the pod")
 		}
 		list, err := libcni.LoadNetworkConf(dir, s.Name)
 		if err != nil {
-			return nil, err
+			return found, err
 		}
-		return list.Bytes, nil
+		found.Config = list.Bytes
+		return found, nil
 	}
 }
 
