@@ -17,17 +17,18 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// TestRetryRemovals: a removal that failed is repeated once it is due, until it succeeds.
+// TestRetryRemovals: a removal that failed is repeated once it is due, until it succeeds. So are
+// those of the same container that did not fail with it.
 func TestRetryRemovals(t *testing.T) {
 	s := newStage(t)
-	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")), cni.WithConfListBytes(s.Network("two", "1.0.0", "q")))
 	testhost.MustSetUp(t, r, "c1", s.Container("c1"))
 	s.On("p", "DEL", testhost.Says(100, "stuck"))
 	fails(t, r.Remove(t.Context(), "c1", ""))
-	other := s.Runtime() // without the network
+	other := s.Runtime() // without the networks
 	expect.Same(t, "it is left for now", expect.Value(other.RetryRemovals(t.Context()))(t).Skipped["c1"] != nil, true)
 	expect.Eventually(t, "it is repeated", func() bool { return expect.Value(other.RetryRemovals(t.Context()))(t).Failed["c1"] != nil })
-	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed", "c1/eth1 detaching"})
 	s.On("p", "DEL", scripted.Action{})
 	expect.Eventually(t, "it succeeds", func() bool { return slices.Contains(expect.Value(other.RetryRemovals(t.Context()))(t).Removed, "c1") })
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})

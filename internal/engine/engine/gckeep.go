@@ -111,8 +111,12 @@ func unsettledOf(op *operation, keep bool) (attachments, bool) {
 		return nil, false // not legible enough
 	}
 	op.c.Recorded.KeepInUse()
-	return op.recorded(func(n *record.Attachment) bool { return n.State == record.Deleting || n.Failures > 0 }), true
+	return op.recorded(isGoing), true
 }
+
+// isGoing reports whether a Remove has begun to remove an attachment. One that succeeded beside
+// another that failed is still on record.
+func isGoing(n *record.Attachment) bool { return n.State == record.Deleting || n.Failures > 0 }
 
 // unkept returns the interfaces of this owner's attachments on a record that a GC
 // removes, and reports whether others of its attachments stay.
@@ -161,7 +165,7 @@ func (eng *Engine) RetryRemovals(ctx context.Context) (*outcome.Report, error) {
 	return r, nil
 }
 
-// removeFailed removes those attachments of a container whose removal has failed before.
+// removeFailed removes those attachments of a container whose removal was begun before.
 func removeFailed(ctx context.Context, eng *Engine, id record.ID) (removed bool, err error) {
 	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, outcome.ErrBusy)
 	defer cancel()
@@ -170,7 +174,7 @@ func removeFailed(ctx context.Context, eng *Engine, id record.ID) (removed bool,
 			return nil, false // not legible enough
 		}
 		op.c.KeepInhabited()
-		going := op.recorded(func(n *record.Attachment) bool { return n.Failures > 0 })
+		going := op.recorded(isGoing)
 		return going, len(going) > 0
 	})
 }

@@ -57,6 +57,36 @@ func (d *daemon) removeDead(ctx context.Context) {
 	d.conditions.set("recovered", met, "")
 }
 
+// retryRemovals repeats the removals that have failed at the start, until none is left: the
+// runtime of a dead container does not.
+func (d *daemon) retryRemovals(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-d.recovered:
+	}
+	for pause := time.Second; ; pause = min(2*pause, mostPause) {
+		report, err := d.runtime.RetryRemovals(ctx)
+		if err != nil {
+			if ctx.Err() == nil {
+				d.log.Error("removals that failed are not repeated", "error", err)
+			}
+			return
+		}
+		for _, id := range report.Removed {
+			d.log.Info("a removal that failed was repeated", "container", id)
+		}
+		if len(report.Failed)+len(report.Skipped) == 0 {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
 // measureHealth counts the verdicts on all containers, again and again until ctx ends.
 func (d *daemon) measureHealth(ctx context.Context) {
 	tick := time.NewTicker(d.config.Load().HealthInterval)
@@ -76,7 +106,7 @@ func (d *daemon) measureHealth(ctx context.Context) {
 	}
 }
 
-// mostPause is the longest time after which DELs are tried again that have failed.
+// mostPause is the longest time after which DELs and removals are tried again that have failed.
 const mostPause = 10 * time.Minute
 
 // awaitDrained logs what has become of the queued DELs. It drains the queue again until none

@@ -164,6 +164,7 @@ func (d *daemon) run(ctx context.Context) error {
 	start, end := d.begin(ctx)
 	defer end()
 	start(func(beside context.Context) { d.awaitDrained(beside, drained) })
+	start(d.retryRemovals)
 	go d.removeDead(ctx)
 	first, cancel := context.WithTimeout(ctx, recoverFirst)
 	defer cancel()
