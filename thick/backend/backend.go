@@ -200,21 +200,6 @@ func (b *Backend) undo(ctx context.Context, r *server.Request, all []network) er
 	return b.forget(filesOf(all))
 }
 
-func (b *Backend) statusOf(all []network, result *cni.Result) string {
-	var found []multinet.Status
-	for i, n := range all {
-		if n.ifName == lo {
-			continue
-		}
-		info := b.deviceInfo(n)
-		for _, one := range multinet.Statuses(n.name, result.Raw()[i], n.isDefault) {
-			one.DeviceInfo = info
-			found = append(found, one)
-		}
-	}
-	return multinet.StatusValue(found)
-}
-
 // labels returns CNI_ARGS for the plugins of the networks. They are to ignore what they do
 // not know, as the client cannot know which plugins run.
 func labels(r *server.Request) map[string]string {

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/thick/multinet"
 	"github.com/embedcni/cni/thick/server"
 )
 
@@ -121,6 +122,22 @@ func (b *Backend) publish(r *server.Request, all []network) error {
 		}
 	}
 	return nil
+}
+
+// statusOf returns the network status.
+func (b *Backend) statusOf(all []network, result *cni.Result) string {
+	var found []multinet.Status
+	for i, n := range all {
+		if n.ifName == lo {
+			continue
+		}
+		info := b.deviceInfo(n)
+		for _, one := range multinet.Statuses(n.name, result.Raw()[i], n.isDefault) {
+			one.DeviceInfo = info
+			found = append(found, one)
+		}
+	}
+	return multinet.StatusValue(found)
 }
 
 // deviceInfo returns what is known of a network's device, for the status.
