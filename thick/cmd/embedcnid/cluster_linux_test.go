@@ -20,6 +20,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/thick/multinet"
 )
 
 // apiServer is the server of a cluster, with the manifests applied: the tests' own or, in
@@ -46,7 +47,7 @@ type cluster struct {
 	apiServer
 	t           *testing.T
 	core        corev1client.CoreV1Interface
-	definitions dynamic.ResourceInterface
+	definitions dynamic.NamespaceableResourceInterface
 }
 
 // onCluster has the site's daemon ask an API server as the manifests' service account.
@@ -60,7 +61,7 @@ func (s *site) onCluster() *cluster {
 	}
 	c.core = expect.Value(corev1client.NewForConfig(c.client(true)))(s.t)
 	c.definitions = expect.Value(dynamic.NewForConfig(c.client(true)))(s.t).Resource(
-		schema.GroupVersionResource{Group: definitionKind.group, Version: "v1", Resource: definitionKind.resource}).Namespace(shop)
+		schema.GroupVersionResource{Group: definitionKind.group, Version: "v1", Resource: definitionKind.resource})
 	s.config["kubernetes"] = map[string]any{"enabled": true, "node": "node-1", "kubeconfig": s.kubeconfig(c.client(false)), "timeout": "50s"}
 	s.write()
 	return c
@@ -83,8 +84,13 @@ func (s *site) kubeconfig(client *rest.Config) string {
 // UID.
 func (c *cluster) addPod(name, networks string) (uid string) {
 	c.t.Helper()
+	return c.addPodWith(name, map[string]string{multinet.Annotation: networks})
+}
+
+func (c *cluster) addPodWith(name string, annotations map[string]string) (uid string) {
+	c.t.Helper()
 	pod, err := c.core.Pods(shop).Create(context.Background(), &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"k8s.v1.cni.cncf.io/networks": networks}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations},
 		Spec:       corev1.PodSpec{NodeName: "node-1", Containers: []corev1.Container{{Name: name, Image: "alpine"}}},
 	}, metav1.CreateOptions{})
 	expect.NoError(c.t, err)
@@ -101,20 +107,25 @@ func (c *cluster) deletePod(name string) {
 // has it.
 func (c *cluster) addDefinition(name, config string) {
 	c.t.Helper()
+	c.addDefinitionTo(shop, object{"name": name}, config)
+}
+
+func (c *cluster) addDefinitionTo(namespace string, metadata object, config string) {
+	c.t.Helper()
 	o := &unstructured.Unstructured{Object: object{
-		"apiVersion": definitionKind.version, "kind": definitionKind.name, "metadata": object{"name": name}, "spec": object{},
+		"apiVersion": definitionKind.version, "kind": definitionKind.name, "metadata": metadata, "spec": object{},
 	}}
 	if config != "" {
 		o.Object["spec"] = object{"config": config}
 	}
-	expect.Value(c.definitions.Create(context.Background(), o, metav1.CreateOptions{}))(c.t)
+	expect.Value(c.definitions.Namespace(namespace).Create(context.Background(), o, metav1.CreateOptions{}))(c.t)
 }
 
 // status returns the network status of a pod.
 func (c *cluster) status(name string) string {
 	c.t.Helper()
 	pod := expect.Value(c.core.Pods(shop).Get(context.Background(), name, metav1.GetOptions{}))(c.t)
-	return pod.Annotations["k8s.v1.cni.cncf.io/network-status"]
+	return pod.Annotations[multinet.StatusAnnotation]
 }
 
 // event waits for an Event of a pod that has happened so often.

@@ -18,26 +18,17 @@ func TestAnnotationsOfMultus(t *testing.T) {
 	a := s.onCluster()
 	s.config["kubernetes"].(map[string]any)["isolated"] = true
 	s.write()
-	config := object{"config": strings.ReplaceAll(fmt.Sprintf(storage, s.path("ipam")), "10.65.", "10.68.")}
-	a.put(definitionKind, "kube-system", "infra", object{"spec": config})
-	a.put(definitionKind, "shop", "fast", object{
-		"metadata": object{"annotations": object{multinet.ResourceAnnotation: "vendor.com/vf"}}, "spec": config,
-	})
-	for name, annotations := range map[string]object{
-		"web":  {multinet.DefaultAnnotation: "infra"},
-		"fast": {multinet.Annotation: "fast"},
-	} {
-		a.put(podKind, "shop", name, object{
-			"metadata": object{"uid": "uid-of-" + name, "annotations": annotations},
-			"spec":     object{"nodeName": "node-1"}, "status": object{"phase": "Pending"},
-		})
-	}
+	config := strings.ReplaceAll(fmt.Sprintf(storage, s.path("ipam")), "10.65.", "10.68.")
+	a.addDefinitionTo("kube-system", object{"name": "infra"}, config)
+	a.addDefinitionTo(shop, object{"name": "fast", "annotations": object{multinet.ResourceAnnotation: "vendor.com/vf"}}, config)
+	web := a.addPodWith("web", map[string]string{multinet.DefaultAnnotation: "infra"})
+	fast := a.addPod("fast", "fast")
 	p := s.start()
-	c := s.pod("web", "uid-of-web")
+	c := s.pod("web", web)
 	expect.Value(s.add(ctx, c))(t)
 	expect.Contains(t, "status", a.status("web"), `"name": "kube-system/infra"`, `"interface": "eth0"`, `"10.68.0.2"`, `"default": true`)
 	expect.NoError(t, s.del(ctx, c))
-	c = s.pod("fast", "uid-of-fast")
+	c = s.pod("fast", fast)
 	_, err := s.add(ctx, c)
 	expect.Says(t, "ADD without a kubelet", err, "ask the kubelet at "+kubelet.DefaultSocket)
 	expect.NoError(t, s.del(ctx, c))
