@@ -37,6 +37,9 @@ const macvlanConf = `{
       }
     }`
 
+// macvlanAddresses is where host-local keeps them if nothing else is configured.
+const macvlanAddresses = "/var/lib/cni/networks/macvlan-conf"
+
 // quickstart gives the cluster the definitions of the guide, and the site the plugins that
 // they need and an interface eth0. A pod with these networks has four interfaces.
 func (s *site) quickstart(c *cluster) (networks string) {
@@ -48,7 +51,10 @@ func (s *site) quickstart(c *cluster) (networks string) {
 	ip := func(args ...string) { s.t.Helper(); expect.NoError(s.t, s.Do(exec.Command("ip", args...).Run)) }
 	ip("link", "add", "eth0", "up", "type", "veth", "peer", "name", "cable0")
 	ip("link", "set", "cable0", "up")
-	s.t.Cleanup(func() { ip("link", "delete", "eth0") })
+	s.t.Cleanup(func() {
+		ip("link", "delete", "eth0")
+		expect.NoError(s.t, os.RemoveAll(macvlanAddresses)) // the plugin goes on after the last address
+	})
 	c.addDefinition("macvlan-conf", macvlanConf)
 	c.addDefinition("backup", strings.ReplaceAll(fmt.Sprintf(storage, s.path("ipam")), "10.65.", "10.67."))
 	c.addDefinition("storage", "") // a file of the node has it
@@ -103,7 +109,7 @@ func TestTheQuickstartPod(t *testing.T) {
 		pod.NetNS = c
 		expect.Same(t, "interfaces after DEL", interfaces(t, pod), []string{"lo"})
 	}
-	expect.Empty(t, "addresses of the quickstart", expect.Value(filepath.Glob("/var/lib/cni/networks/macvlan-conf/192.*"))(t))
+	expect.Empty(t, "addresses of the quickstart", expect.Value(filepath.Glob(macvlanAddresses+"/192.*"))(t))
 	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
 	expect.Lacks(t, "log", p.rest(), `"level":"WARN"`)
 }
