@@ -1,5 +1,5 @@
 // Embedcni attaches containers to networks, and shows, checks and repairs what is attached.
-// "embedcni help" has its commands, docs/operating.md a session.
+// "embedcni help" has its commands, docs/command.md a session.
 package main
 
 import (

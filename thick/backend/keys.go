@@ -9,7 +9,7 @@ import (
 
 // keys are those of Multus' configurations, of its shim and of its daemon, that a request's
 // configuration has without the effect that they have there. Keys that are not here are
-// honoured, or are the CNI specification's. docs/operating.md has all.
+// honoured, or are the CNI specification's. docs/multus.md has all.
 var keys = map[string]struct {
 	refused bool // if it is set: what it asks for must not be left out
 	instead string

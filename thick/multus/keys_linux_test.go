@@ -23,11 +23,11 @@ import (
 	"github.com/embedcni/cni/internal/scripted"
 )
 
-// documented returns what docs/operating.md says of each key of Multus' configurations:
+// documented returns what docs/multus.md says of each key of Multus' configurations:
 // honoured, refused or ignored.
 func documented(t *testing.T) map[string]string {
 	t.Helper()
-	text := string(expect.Value(os.ReadFile("../../docs/operating.md"))(t))
+	text := string(expect.Value(os.ReadFile("../../docs/multus.md"))(t))
 	found := map[string]string{}
 	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (honoured|refused|ignored) \\|").FindAllStringSubmatch(text, -1) {
 		found[row[1]] = row[2]
@@ -136,9 +136,9 @@ func TestEachKeyOfMultusIsHonouredRefusedOrLogged(t *testing.T) {
 // TestEachKeyOfAnElementIsKnown: what Multus reads of an element of the annotation, the
 // documentation has.
 func TestEachKeyOfAnElementIsKnown(t *testing.T) {
-	text := string(expect.Value(os.ReadFile("../../docs/operating.md"))(t))
+	text := string(expect.Value(os.ReadFile("../../docs/multus.md"))(t))
 	_, text, found := strings.Cut(text, "| of a pod's networks | here |")
-	expect.That(t, found, "docs/operating.md has no table of the keys")
+	expect.That(t, found, "docs/multus.md has no table of the keys")
 	text, _, _ = strings.Cut(text, "\n\n")
 	for key := range keysOfMultus(t)["element"] {
 		expect.That(t, strings.Contains(text, "`"+key+"`"), "the table lacks %s", key)

@@ -64,7 +64,7 @@ func TestTheAlerts(t *testing.T) {
 		expect.Same(t, r.Alert+" leads to", r.Annotations["runbook_url"], "https://github.com/embedcni/cni/blob/main/docs/operating.md#"+strings.ToLower(r.Alert))
 		expect.That(t, r.Annotations["summary"] != "" && r.Annotations["description"] != "", "%s says %v", r.Alert, r.Annotations)
 	}
-	for _, m := range regexp.MustCompile(`(?m)^#### (Embedcni\w+)$`).FindAllStringSubmatch(operating(t), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^### (Embedcni\w+)$`).FindAllStringSubmatch(operating(t), -1) {
 		explained = append(explained, m[1])
 	}
 	expect.Same(t, "headings of docs/operating.md", explained, alerts)

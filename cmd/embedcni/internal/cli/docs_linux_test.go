@@ -15,10 +15,10 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 )
 
-// TestPageOfTheOperator compares the sessions in docs/operating.md with the transcripts. A line
+// TestPageOfTheOperator compares the sessions in docs/command.md with the transcripts. A line
 // "…" stands for any lines.
 func TestPageOfTheOperator(t *testing.T) {
-	page := string(expect.Value(os.ReadFile("../../../../docs/operating.md"))(t))
+	page := string(expect.Value(os.ReadFile("../../../../docs/command.md"))(t))
 	played := map[string][]string{}
 	for _, file := range expect.Value(filepath.Glob("testdata/*.txt"))(t) {
 		for _, run := range runs(string(expect.Value(os.ReadFile(file))(t))) {
@@ -71,7 +71,7 @@ func abridges(text, whole string) bool {
 // TestPageListsTheJSON compares the fields of the page's table with those of the documents. A
 // row leaves attachments to that of list, and differences to that of health.
 func TestPageListsTheJSON(t *testing.T) {
-	page := string(expect.Value(os.ReadFile("../../../../docs/operating.md"))(t))
+	page := string(expect.Value(os.ReadFile("../../../../docs/command.md"))(t))
 	_, section, ok := strings.Cut(page, "\n## JSON\n")
 	expect.Must(t, ok, "the page has no section on JSON")
 	rowOf := func(command string) string {

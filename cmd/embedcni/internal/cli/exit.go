@@ -7,7 +7,7 @@ import (
 	"github.com/embedcni/cni"
 )
 
-// Exit codes. The help of the root command and docs/operating.md list them.
+// Exit codes. The help of the root command and docs/command.md list them.
 const (
 	exitOK     = 0
 	exitFailed = 1 // the command could not do its work

@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 )
 
-// picture is the one in docs/operating.md. go test -run Picture -update draws it again.
+// picture is the one in docs/command.md. go test -run Picture -update draws it again.
 const picture = "../../../../docs/networks.svg"
 
 // TestPicture draws what the documents show: twenty containers on a bridge of both families,

@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// TestSessionOfAnOperator is the session of docs/operating.md: twenty containers, one of them
+// TestSessionOfAnOperator is the session of docs/command.md: twenty containers, one of them
 // broken and repaired, and one of another program.
 func TestSessionOfAnOperator(t *testing.T) {
 	s := newSession(t)
