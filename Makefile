@@ -90,7 +90,8 @@ outside:
 # own: the system's does not start, and is not masked.
 NEEDED := gcc:gcc iptables:iptables ip6tables:iptables nft:nftables firewalld:firewalld dbus-daemon:dbus-daemon \
 	containerd:containerd runc:runc busybox:busybox-static etcd:etcd-server \
-	systemd-analyze:systemd systemd-tmpfiles:systemd setpriv:util-linux kubectl:kubernetes-client
+	systemd-analyze:systemd systemd-tmpfiles:systemd setpriv:util-linux kubectl:kubernetes-client \
+	prometheus:prometheus promtool:prometheus
 deps:
 	@.ci/deps $(NEEDED)
 

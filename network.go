@@ -105,7 +105,7 @@ type build struct {
 }
 
 func (b *build) reader() conflist.Reader {
-	return conflist.Reader{AllowInsecure: b.settings.AllowInsecure}
+	return conflist.Reader{Insecure: b.settings.Insecure}
 }
 
 // add adds a network, unless err is why its configuration could not be read. Several

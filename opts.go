@@ -79,7 +79,7 @@ func defaultSettings() settings {
 			PluginDirs: []string{DefaultCNIDir},
 			StateDir:   conflist.StateDir,
 			Owner:      filepath.Base(os.Args[0]),
-			Timeouts:   engine.Timeouts{Add: 3 * time.Minute, Del: time.Minute, Check: time.Minute, Status: 10 * time.Second},
+			Timeouts:   engine.Timeouts{Add: 3 * time.Minute, Del: 50 * time.Second, Check: time.Minute, Status: 10 * time.Second},
 			PortRange:  ports.Range{First: 20000, Last: 29999},
 			Choice:     runner.Choice{BuiltIn: builtin.Loopback},
 			EnvAllow:   invoke.DefaultAllow(),
@@ -98,8 +98,10 @@ func defaultSettings() settings {
 // They apply to each plugin, not to the whole call, so that a hanging plugin does
 // not use up the time of the others in a teardown.
 type Timeouts struct {
-	Add    time.Duration // default 3 minutes: DHCP and cloud providers take long
-	Del    time.Duration // default 1 minute; GC has the same
+	Add time.Duration // default 3 minutes: DHCP and cloud providers take long
+	// Del is for GC too. The default is 50 seconds: some plugins, such as whereabouts, try
+	// for a minute, and then report success although they have freed nothing.
+	Del    time.Duration
 	Check  time.Duration // default 1 minute
 	Status time.Duration // default 10 seconds
 }
@@ -205,13 +207,27 @@ func WithPluginEnv(names ...string) Opt {
 }
 
 // WithInsecureFiles accepts plugins and configurations that users other than root
-// and this process's user can write or replace. They are refused by default, because
+// and this process's user can write or replace: those in these directories, or, without
+// any, wherever they are. They are refused by default, because
 // their writers execute code with the runtime's privileges. A file is insecure
 // if every user may write it, or a directory or symbolic link on the way to it (the
 // sticky bit makes a directory safe), or if the owner of one of these is neither root
 // nor this process's user. Write permission of a group is accepted.
-func WithInsecureFiles() Opt {
-	return set(func(c *config) { c.AllowInsecure = true })
+//
+// A program in a container names the directory of a mounted ConfigMap, which the kubelet
+// makes writable for everybody in the container.
+func WithInsecureFiles(dirs ...string) Opt {
+	return func(c *config) error {
+		for _, dir := range dirs {
+			if !filepath.IsAbs(dir) {
+				return fmt.Errorf("directory %q of insecure files is not an absolute path: %w", dir, ErrInvalidArgument)
+			}
+		}
+		if c.Insecure = slices.Clone(dirs); len(dirs) == 0 {
+			c.Insecure = []string{"/"}
+		}
+		return nil
+	}
 }
 
 // WithStrictCapabilities makes a capability that no plugin declares an error, for

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -37,14 +38,20 @@ type Options struct {
 	// Networks returns the value of multinet.Annotation of the pod that an ADD is for,
 	// empty if it has none. Its networks are attached after the default one.
 	Networks func(context.Context, *server.Request) (string, error)
-	// Lookup returns the configuration of a network that an annotation names, as a list of
-	// plugins or of a single plugin. It decides whether the pod of the request may use
+	// DefaultNetwork returns the value of multinet.DefaultAnnotation of that pod, empty if it
+	// has none. Its network takes the place of the default one. One without a namespace is in
+	// the multusNamespace of the request's configuration, or in kube-system.
+	DefaultNetwork func(context.Context, *server.Request) (string, error)
+	// Lookup returns a network that an annotation names. It decides whether the pod of the request may use
 	// the network, for example if that is in another namespace.
-	Lookup func(context.Context, *server.Request, multinet.Selection) ([]byte, error)
+	Lookup func(context.Context, *server.Request, multinet.Selection) (multinet.Definition, error)
+	// Devices are for networks with a resource. Without Devices such a network is refused.
+	Devices Devices
 	// OnStatus is given the value of multinet.StatusAnnotation after each ADD. If it
 	// returns an error, the ADD fails and is undone.
 	OnStatus func(ctx context.Context, r *server.Request, value string) error
-	// Logger receives what a GC could not remove; nil is slog.Default().
+	// Logger receives what a GC could not remove, and what of a configuration or of an
+	// annotation has no effect; nil is slog.Default().
 	Logger *slog.Logger
 }
 
@@ -79,7 +86,7 @@ func New(r Runtime, o Options) *Backend {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
-	return &Backend{r, o}
+	return &Backend{runtime: r, options: o}
 }
 
 // Backend attaches containers to networks by a Runtime. Use New to make one. It is safe
@@ -87,6 +94,7 @@ func New(r Runtime, o Options) *Backend {
 type Backend struct {
 	runtime Runtime
 	options Options
+	warned  sync.Map // keys of configurations without effect that were logged
 }
 
 var (
@@ -114,6 +122,10 @@ func (b *Backend) Add(ctx context.Context, r *server.Request) (types.Result, err
 			return nil, refused(err)
 		}
 	}
+	if err := b.publish(r, all); err != nil {
+		return nil, refused(joined.Errors(err, b.forget(filesOf(all))))
+	}
+	wanted := all
 	all, result, err := b.attach(ctx, r, all)
 	if errors.Is(err, cni.ErrAlreadyAttached) && r.IfName == lo {
 		if result := b.loOfAnother(r); result != nil {
@@ -121,7 +133,7 @@ func (b *Backend) Add(ctx context.Context, r *server.Request) (types.Result, err
 		}
 	}
 	if err != nil {
-		return nil, refused(err)
+		return nil, refused(joined.Errors(err, b.forget(filesOf(wanted))))
 	}
 	if err := b.accept(ctx, r, all, result); err != nil {
 		return nil, refused(joined.Errors(err, b.undo(ctx, r, all)))
@@ -161,7 +173,7 @@ func (b *Backend) accept(ctx context.Context, r *server.Request, all []network, 
 	if b.options.OnStatus == nil || r.IfName == lo {
 		return nil
 	}
-	if err := b.options.OnStatus(ctx, r, statusOf(all, result)); err != nil {
+	if err := b.options.OnStatus(ctx, r, b.statusOf(all, result)); err != nil {
 		return fmt.Errorf("network status: %w", err)
 	}
 	return nil
@@ -182,14 +194,22 @@ func (b *Backend) undo(ctx context.Context, r *server.Request, all []network) er
 	for _, n := range all {
 		opts = append(opts, cni.WithNetwork(n.network, cni.WithInterfaceName(n.ifName)))
 	}
-	return b.detach(ctx, r, opts)
+	if err := b.detach(ctx, r, opts); err != nil {
+		return err
+	}
+	return b.forget(filesOf(all))
 }
 
-func statusOf(all []network, result *cni.Result) string {
+func (b *Backend) statusOf(all []network, result *cni.Result) string {
 	var found []multinet.Status
 	for i, n := range all {
-		if n.ifName != lo {
-			found = append(found, multinet.Statuses(n.name, result.Raw()[i], n.isDefault)...)
+		if n.ifName == lo {
+			continue
+		}
+		info := b.deviceInfo(n)
+		for _, one := range multinet.Statuses(n.name, result.Raw()[i], n.isDefault) {
+			one.DeviceInfo = info
+			found = append(found, one)
 		}
 	}
 	return multinet.StatusValue(found)
@@ -253,9 +273,12 @@ func (b *Backend) remove(ctx context.Context, r *server.Request, mine []cni.Atta
 	if len(mine) > 0 {
 		err := b.detach(ctx, r, named(mine))
 		if errors.Is(err, cni.ErrNotFound) && !errors.As(err, new(*cni.Error)) {
-			return nil // another call has detached it since
+			err = nil // another call has detached it since
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		return b.forget(recordedFiles(mine))
 	}
 	if others {
 		return nil
@@ -314,6 +337,9 @@ func (b *Backend) checkEach(ctx context.Context, r *server.Request, mine []cni.A
 
 // Status asks the networks in the configuration, or without any the loaded ones.
 func (b *Backend) Status(ctx context.Context, r *server.Request) error {
+	if err := b.checkKeys(r); err != nil {
+		return refused(err)
+	}
 	all, err := b.inRequest(r)
 	if err != nil {
 		return refused(err)

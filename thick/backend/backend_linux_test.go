@@ -244,14 +244,14 @@ func TestWhatCannotBeServedIsRefusedBeforeAnythingRuns(t *testing.T) {
 func (s *stage) annotated(value string, o backend.Options) *backend.Backend {
 	o.Networks = func(context.Context, *server.Request) (string, error) { return value, nil }
 	if o.Lookup == nil {
-		o.Lookup = func(_ context.Context, _ *server.Request, sel multinet.Selection) ([]byte, error) {
+		o.Lookup = func(_ context.Context, _ *server.Request, sel multinet.Selection) (multinet.Definition, error) {
 			switch sel.Name {
 			case "a": // without a name and a version
-				return []byte(`{"type": "q", "capabilities": {"ips": true, "mac": true, "portMappings": true, "bandwidth": true, "infinibandGUID": true, "deviceID": true}}`), nil
+				return multinet.Definition{Config: []byte(`{"type": "q", "capabilities": {"ips": true, "mac": true, "portMappings": true, "bandwidth": true, "infinibandGUID": true, "deviceID": true}}`)}, nil
 			case "b":
-				return []byte(`{"cniVersion": "1.0.0", "name": "second", "plugins": [{"type": "r"}]}`), nil
+				return multinet.Definition{Config: []byte(`{"cniVersion": "1.0.0", "name": "second", "plugins": [{"type": "r"}]}`)}, nil
 			}
-			return nil, errors.New("there is none")
+			return multinet.Definition{}, errors.New("there is none")
 		}
 	}
 	return backend.New(s.runtime, o)

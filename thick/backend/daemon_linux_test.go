@@ -33,8 +33,8 @@ type settings struct {
 	Plugins                         string // their directory; empty: they run in process
 }
 
-// daemonMain is a daemon in production's order: it listens, recovers, drains the queue and
-// serves. It does so until its input ends.
+// daemonMain is a daemon in production's order: it listens, reads the queue, recovers and serves.
+// It does so until its input ends.
 func daemonMain() {
 	var c settings
 	err := json.Unmarshal([]byte(os.Getenv(daemonEnv)), &c)
@@ -65,22 +65,23 @@ func (c settings) serve() error {
 		return err
 	}
 	ctx := context.Background() // the test kills the process
+	draining, err := s.Drain(ctx, c.Queue)
+	if err != nil {
+		return err
+	}
 	recovered, err := runtime.Recover(ctx)
 	if err != nil {
 		return fmt.Errorf("recover: %w", err)
 	}
-	drained, err := s.Drain(ctx, c.Queue)
-	if err != nil {
-		return err
-	}
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	drained := <-draining
 	for _, failed := range drained.Failed {
 		err = errors.Join(err, failed.Err)
 	}
 	if err := errors.Join(err, recovered.Err(), drained.Unreadable); err != nil {
 		return err
 	}
-	served := make(chan error, 1)
-	go func() { served <- s.Serve(l) }()
 	fmt.Println(len(drained.Ended), len(drained.Dropped))
 	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
 		return err
@@ -102,7 +103,7 @@ type daemon struct {
 	ended, dropped int // of the queue, at its start
 }
 
-// start starts a daemon, and waits until it serves.
+// start starts a daemon, and waits until it has drained the queue.
 func start(t testing.TB, c settings) *daemon {
 	t.Helper()
 	config := expect.Value(json.Marshal(c))(t)

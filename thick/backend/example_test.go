@@ -22,12 +22,12 @@ func ExampleNew() {
 		Networks: func(context.Context, *server.Request) (string, error) {
 			return "storage@net7", nil // from the pod's metadata
 		},
-		Lookup: func(_ context.Context, r *server.Request, s multinet.Selection) ([]byte, error) {
+		Lookup: func(_ context.Context, r *server.Request, s multinet.Selection) (multinet.Definition, error) {
 			config, ok := known[s.Network()]
 			if !ok || s.Namespace != r.Pod.Namespace {
-				return nil, fmt.Errorf("pod %s/%s may not use it", r.Pod.Namespace, r.Pod.Name)
+				return multinet.Definition{}, fmt.Errorf("pod %s/%s may not use it", r.Pod.Namespace, r.Pod.Name)
 			}
-			return []byte(config), nil
+			return multinet.Definition{Config: []byte(config)}, nil
 		},
 	})
 	_ = b // server.New serves it on a socket

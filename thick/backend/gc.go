@@ -35,6 +35,7 @@ func (b *Backend) GC(ctx context.Context, r *server.Request) error {
 		}
 	}
 	report, err := b.runtime.GC(ctx, o)
+	err = joined.Errors(err, b.forgetGone(before))
 	if report != nil {
 		err = joined.Errors(err, report.Err())
 		for id, why := range report.Skipped {

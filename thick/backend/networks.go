@@ -28,6 +28,7 @@ type network struct {
 
 	selection multinet.Selection
 	routes    routes
+	device    device
 }
 
 // requestConfig are the fields of a request's configuration that say what to attach.
@@ -36,6 +37,7 @@ type requestConfig struct {
 	Plugins       json.RawMessage            `json:"plugins"`
 	PrevResult    json.RawMessage            `json:"prevResult"`
 	RuntimeConfig map[string]json.RawMessage `json:"runtimeConfig"`
+	Namespace     string                     `json:"multusNamespace"`
 }
 
 // inRequest returns the networks that a request's configuration has, or the loaded ones.
@@ -164,12 +166,20 @@ func (b *Backend) loaded(r *server.Request) (all []network, err error) {
 // wanted returns the networks of an ADD: those of its configuration, and of the pod's
 // annotation.
 func (b *Backend) wanted(ctx context.Context, r *server.Request) ([]network, error) {
+	if err := b.checkKeys(r); err != nil {
+		return nil, err
+	}
 	all, err := b.inRequest(r)
 	if err != nil {
 		return nil, err
 	}
 	if len(all) == 0 {
 		return nil, cni.ErrCNINotInitialized
+	}
+	if b.options.DefaultNetwork != nil && r.IfName != lo {
+		if err := b.replaceDefault(ctx, r, all); err != nil {
+			return nil, err
+		}
 	}
 	if b.options.Networks != nil && r.IfName != lo {
 		value, err := b.options.Networks(ctx, r)
@@ -182,7 +192,44 @@ func (b *Backend) wanted(ctx context.Context, r *server.Request) ([]network, err
 		}
 		all = append(all, more...)
 	}
+	if err := b.assign(ctx, r, all); err != nil {
+		return nil, err
+	}
 	return all, b.route(all)
+}
+
+// clusterNamespace has the networks of the cluster, if the configuration of a request does
+// not say otherwise.
+const clusterNamespace = "kube-system"
+
+// replaceDefault puts the network of multinet.DefaultAnnotation in the place of the default
+// one. What the runtime wants of its interface it wants of that network.
+func (b *Backend) replaceDefault(ctx context.Context, r *server.Request, all []network) error {
+	value, err := b.options.DefaultNetwork(ctx, r)
+	if err != nil {
+		return fmt.Errorf("default network of the pod: %w", err)
+	}
+	i := slices.IndexFunc(all, func(n network) bool { return n.isDefault })
+	if strings.TrimSpace(value) == "" || i < 0 {
+		return nil
+	}
+	var c requestConfig
+	if err := json.Unmarshal(r.Config, &c); err != nil {
+		return invalid("%v", err)
+	}
+	namespace := cmp.Or(c.Namespace, clusterNamespace)
+	s, err := multinet.ParseDefault(value, namespace)
+	if err != nil {
+		return invalid("%v", err)
+	}
+	s.Open = s.Namespace == namespace
+	n, err := b.selected(ctx, r, s, r.IfName)
+	if err != nil {
+		return err
+	}
+	n.isDefault, n.prevResult, n.runtime = true, all[i].prevResult, all[i].runtime
+	all[i] = n
+	return nil
 }
 
 // countExtra returns how many networks have an interface beside the default one.
@@ -201,24 +248,47 @@ func (b *Backend) annotated(ctx context.Context, r *server.Request, value string
 	if err != nil {
 		return nil, invalid("%v", err)
 	}
-	if len(selected) > 0 && b.options.Lookup == nil {
-		return nil, invalid("the pod asks for networks, and this daemon looks none up")
-	}
 	for i, s := range selected {
-		config, err := b.options.Lookup(ctx, r, s)
+		n, err := b.selected(ctx, r, s, fmt.Sprintf("net%d", extra+i+1))
 		if err != nil {
-			return nil, fmt.Errorf("network %s: %w", s.Network(), err)
+			return nil, err
 		}
-		completed, name, err := complete(config, &server.Request{Network: s.Name, CNIVersion: r.CNIVersion})
-		if err != nil {
-			return nil, invalid("network %s: %v", s.Network(), err)
-		}
-		all = append(all, network{
-			name: s.Network(), network: name, config: completed, selection: s,
-			ifName: cmp.Or(s.Interface, fmt.Sprintf("net%d", extra+i+1)),
-		})
+		all = append(all, n)
 	}
 	return all, nil
+}
+
+// selected returns the network of an element of an annotation, with an interface of that name
+// unless the element names one.
+func (b *Backend) selected(ctx context.Context, r *server.Request, s multinet.Selection, ifName string) (n network, err error) {
+	if b.options.Lookup == nil {
+		return n, invalid("the pod asks for networks, and this daemon looks none up")
+	}
+	found, err := b.options.Lookup(ctx, r, s)
+	if err != nil {
+		return n, fmt.Errorf("network %s: %w", s.Network(), err)
+	}
+	completed, name, err := complete(found.Config, &server.Request{Network: s.Name, CNIVersion: r.CNIVersion})
+	if err != nil {
+		return n, invalid("network %s: %v", s.Network(), err)
+	}
+	b.warnOf(r, s)
+	return network{
+		name: s.Network(), network: name, config: completed, selection: s, ifName: cmp.Or(s.Interface, ifName),
+		device: device{resource: found.Resource, id: s.DeviceID},
+	}, nil
+}
+
+// warnOf logs the keys of an element that have no effect.
+func (b *Backend) warnOf(r *server.Request, s multinet.Selection) {
+	if len(s.Unknown) > 0 {
+		b.options.Logger.Warn("keys of a pod's networks are not known, and have no effect",
+			"pod", r.Pod.Namespace+"/"+r.Pod.Name, "network", s.Network(), "keys", s.Unknown)
+	}
+	if s.IPAMClaim != "" {
+		b.options.Logger.Warn("ipam-claim-reference is not passed on; only plugins that read the pod's annotation know it",
+			"pod", r.Pod.Namespace+"/"+r.Pod.Name, "network", s.Network(), "claim", s.IPAMClaim)
+	}
 }
 
 // option returns the option of Setup that attaches the network.
@@ -264,9 +334,7 @@ func (n *network) attributes() (opts []cni.NamespaceOpts) {
 	if s.InfinibandGUID != "" {
 		opts = append(opts, cni.WithCapability("infinibandGUID", s.InfinibandGUID))
 	}
-	if s.DeviceID != "" {
-		opts = append(opts, cni.WithCapability("deviceID", s.DeviceID))
-	}
+	opts = append(opts, n.device.options(declared)...)
 	if b := s.Bandwidth; b != nil {
 		opts = append(opts, cni.WithCapabilityBandWidth(cni.BandWidth(*b)))
 	}

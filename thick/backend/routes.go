@@ -37,7 +37,7 @@ func (b *Backend) route(all []network) error {
 		if config == nil {
 			config = b.source(n.network)
 		}
-		changed, err := n.routes.apply(config)
+		changed, err := eachPlugin(config, n.routes.applyTo)
 		if err != nil {
 			return invalid("network %q: default route: %v", n.name, err)
 		}
@@ -56,15 +56,15 @@ func (b *Backend) source(name string) []byte {
 	return nil
 }
 
-// apply returns a configuration with these default routes alone.
-func (r routes) apply(config []byte) ([]byte, error) {
+// eachPlugin returns a configuration whose plugins are changed.
+func eachPlugin(config []byte, change func(plugin map[string]json.RawMessage) error) ([]byte, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(config, &fields); err != nil {
 		return nil, err
 	}
 	raw, isList := fields["plugins"]
 	if !isList {
-		if err := r.applyTo(fields); err != nil {
+		if err := change(fields); err != nil {
 			return nil, err
 		}
 		return json.Marshal(fields)
@@ -77,7 +77,7 @@ func (r routes) apply(config []byte) ([]byte, error) {
 		if p == nil {
 			return nil, fmt.Errorf("plugin %d is null", i)
 		}
-		if err := r.applyTo(p); err != nil {
+		if err := change(p); err != nil {
 			return nil, fmt.Errorf("plugin %d: %w", i, err)
 		}
 	}
@@ -88,7 +88,7 @@ func (r routes) apply(config []byte) ([]byte, error) {
 	return json.Marshal(fields)
 }
 
-// applyTo changes the two fields by which the reference plugins make default routes:
+// applyTo leaves these default routes alone to a plugin. It changes the two fields by which the reference plugins make default routes:
 // isDefaultGateway, which includes isGateway, and the routes of the ipam object.
 func (r routes) applyTo(plugin map[string]json.RawMessage) error {
 	if bytes.Equal(plugin["isDefaultGateway"], []byte("true")) {

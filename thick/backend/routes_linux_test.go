@@ -30,8 +30,8 @@ func pod(t *testing.T, h *testhost.RealHost, annotation string) (*backend.Backen
 	subnets := map[string]string{"blue": "10.91.0.0/24", "green": "10.92.0.0/24"}
 	b := backend.New(h.Runtime(cni.WithBuiltinPlugins()), backend.Options{
 		Networks: func(context.Context, *server.Request) (string, error) { return annotation, nil },
-		Lookup: func(_ context.Context, _ *server.Request, s multinet.Selection) ([]byte, error) {
-			return []byte(bridge(s.Name, subnets[s.Name], `"isGateway": true`)), nil
+		Lookup: func(_ context.Context, _ *server.Request, s multinet.Selection) (multinet.Definition, error) {
+			return multinet.Definition{Config: []byte(bridge(s.Name, subnets[s.Name], `"isGateway": true`))}, nil
 		},
 	})
 	config := `{"cniVersion": "1.0.0", "name": "node", "type": "shim", "delegates": [` + bridge("red", "10.90.0.0/24", `"isDefaultGateway": true`) + `]}`

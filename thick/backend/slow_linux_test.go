@@ -35,8 +35,8 @@ func newSlowStage(t *testing.T, calls int) *slowStage {
 			}
 			return "", nil
 		},
-		Lookup: func(context.Context, *server.Request, multinet.Selection) ([]byte, error) {
-			return []byte(`{"type": "q"}`), nil
+		Lookup: func(context.Context, *server.Request, multinet.Selection) (multinet.Definition, error) {
+			return multinet.Definition{Config: []byte(`{"type": "q"}`)}, nil
 		},
 	})
 	s.server = expect.Value(server.New(b, server.Options{Observe: func(o server.Observation) { s.queued <- o.Queued }}))(t)

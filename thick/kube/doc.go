@@ -5,7 +5,10 @@
 //
 //	pods, err := kube.New(clientset.CoreV1(), kube.Options{Node: os.Getenv("NODE_NAME"), Networks: dynamicClient})
 //	go pods.Run(ctx)
-//	b := backend.New(runtime, backend.Options{Networks: pods.Networks, Lookup: pods.Configuration, OnStatus: pods.SetStatus})
+//	b := backend.New(runtime, backend.Options{
+//		Networks: pods.Networks, DefaultNetwork: pods.DefaultNetwork, Lookup: pods.Configuration, OnStatus: pods.SetStatus,
+//		Devices: kubelet.Devices{}, // of package kubelet, for networks with a resource
+//	})
 //	s, err := server.New(b, server.Options{Kubernetes: true, PodUID: pods.UID})
 //
 // The daemon's service account needs the verbs

@@ -449,23 +449,32 @@ func TestNetworkAttachmentDefinitions(t *testing.T) {
 		}
 	}
 	isolated := func(o *kube.Options) { o.Isolated, o.Global = true, []string{"default"} }
+	multus := func(config string) func(*server.Request) {
+		return func(r *server.Request) { r.Config = json.RawMessage(config) }
+	}
 	for name, c := range map[string]struct {
 		of      multinet.Selection
 		options func(*kube.Options)
 		code    uint
 		says    []string
+		asks    func(*server.Request)
 	}{
-		"of the pod's namespace":     {of: multinet.Selection{Namespace: "shop", Name: "storage"}},
-		"of another namespace":       {of: multinet.Selection{Namespace: "other", Name: "storage"}},
-		"isolated, of the pod's":     {of: multinet.Selection{Namespace: "shop", Name: "storage"}, options: isolated},
-		"isolated, of a global":      {of: multinet.Selection{Namespace: "default", Name: "storage"}, options: isolated},
-		"isolated, of another":       {multinet.Selection{Namespace: "other", Name: "storage"}, isolated, types.ErrInvalidNetworkConfig, []string{"shop", "other"}},
-		"missing":                    {multinet.Selection{Namespace: "shop", Name: "none"}, nil, types.ErrInvalidNetworkConfig, []string{"shop/none"}},
-		"in a file of the node":      {of: multinet.Selection{Namespace: "shop", Name: "file"}, options: files},
-		"in no file of the node":     {multinet.Selection{Namespace: "shop", Name: "lost"}, files, types.ErrInvalidNetworkConfig, []string{"shop/lost", "spec.config", "no file for lost"}},
-		"without a configuration":    {multinet.Selection{Namespace: "shop", Name: "file"}, nil, types.ErrInvalidNetworkConfig, []string{"shop/file", "spec.config"}},
-		"with an odd configuration":  {multinet.Selection{Namespace: "shop", Name: "odd"}, nil, types.ErrInvalidNetworkConfig, []string{"shop/odd"}},
-		"where nobody looks them up": {multinet.Selection{Namespace: "shop", Name: "storage"}, func(o *kube.Options) { o.Networks = nil }, types.ErrInvalidNetworkConfig, nil},
+		"isolated, open":                  {of: multinet.Selection{Namespace: "other", Name: "storage", Open: true}, options: isolated},
+		"isolated by Multus' key":         {multinet.Selection{Namespace: "other", Name: "storage"}, nil, types.ErrInvalidNetworkConfig, []string{"shop", "other"}, multus(`{"namespaceIsolation": true}`)},
+		"isolated by it, of default":      {of: multinet.Selection{Namespace: "default", Name: "storage"}, asks: multus(`{"namespaceIsolation": true}`)},
+		"isolated by it, of a global":     {of: multinet.Selection{Namespace: "other", Name: "storage"}, asks: multus(`{"namespaceIsolation": true, "globalNamespaces": "a, other"}`)},
+		"isolated by it, default unnamed": {multinet.Selection{Namespace: "default", Name: "storage"}, nil, types.ErrInvalidNetworkConfig, []string{"default"}, multus(`{"namespaceIsolation": true, "globalNamespaces": "a"}`)},
+		"of the pod's namespace":          {of: multinet.Selection{Namespace: "shop", Name: "storage"}},
+		"of another namespace":            {of: multinet.Selection{Namespace: "other", Name: "storage"}},
+		"isolated, of the pod's":          {of: multinet.Selection{Namespace: "shop", Name: "storage"}, options: isolated},
+		"isolated, of a global":           {of: multinet.Selection{Namespace: "default", Name: "storage"}, options: isolated},
+		"isolated, of another":            {multinet.Selection{Namespace: "other", Name: "storage"}, isolated, types.ErrInvalidNetworkConfig, []string{"shop", "other"}, nil},
+		"missing":                         {multinet.Selection{Namespace: "shop", Name: "none"}, nil, types.ErrInvalidNetworkConfig, []string{"shop/none"}, nil},
+		"in a file of the node":           {of: multinet.Selection{Namespace: "shop", Name: "file"}, options: files},
+		"in no file of the node":          {multinet.Selection{Namespace: "shop", Name: "lost"}, files, types.ErrInvalidNetworkConfig, []string{"shop/lost", "spec.config", "no file for lost"}, nil},
+		"without a configuration":         {multinet.Selection{Namespace: "shop", Name: "file"}, nil, types.ErrInvalidNetworkConfig, []string{"shop/file", "spec.config"}, nil},
+		"with an odd configuration":       {multinet.Selection{Namespace: "shop", Name: "odd"}, nil, types.ErrInvalidNetworkConfig, []string{"shop/odd"}, nil},
+		"where nobody looks them up":      {multinet.Selection{Namespace: "shop", Name: "storage"}, func(o *kube.Options) { o.Networks = nil }, types.ErrInvalidNetworkConfig, nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAPI(aPod("uid-1"))
@@ -477,11 +486,15 @@ func TestNetworkAttachmentDefinitions(t *testing.T) {
 				}
 			})
 			for _, from := range []string{"the API server", "the cache"} {
-				got, err := pods.Configuration(t.Context(), request("uid-1"), c.of)
+				r := request("uid-1")
+				if c.asks != nil {
+					c.asks(r)
+				}
+				got, err := pods.Configuration(t.Context(), r, c.of)
 				switch {
 				case c.code != 0:
 					wantCode(t, err, c.code, c.says...)
-				case err != nil || string(got) != config:
+				case err != nil || string(got.Config) != config:
 					t.Errorf("from %s: %s, %v", from, got, err)
 				}
 				if from != "the cache" {
@@ -531,7 +544,7 @@ func TestOptionsThatAreRefused(t *testing.T) {
 
 // The methods are those that a backend and a server ask for.
 var _ = func(p *kube.Pods) (backend.Options, server.Options) {
-	return backend.Options{Networks: p.Networks, Lookup: p.Configuration, OnStatus: p.SetStatus}, server.Options{PodUID: p.UID}
+	return backend.Options{Networks: p.Networks, DefaultNetwork: p.DefaultNetwork, Lookup: p.Configuration, OnStatus: p.SetStatus}, server.Options{PodUID: p.UID}
 }
 
 // A daemon looks up the pod of a request, and the networks that its annotation names.
@@ -564,9 +577,29 @@ func Example() {
 		return
 	}
 	config, err := pods.Configuration(ctx, r, selected[0])
-	fmt.Println(selected[0], string(config), err)
+	fmt.Println(selected[0], string(config.Config), err)
 
 	cancel()
 	<-stopped
 	// Output: shop/storage-uid-1 {"type": "macvlan"} <nil>
+}
+
+// TestMultusAnnotations: the default network of a pod, and the resource of a network.
+func TestMultusAnnotations(t *testing.T) {
+	fast := definition("shop", "fast", map[string]any{"config": `{"type": "sriov"}`})
+	fast.SetAnnotations(map[string]string{multinet.ResourceAnnotation: "vendor.com/vf"})
+	networks := expect.Value(newDefinitions(fast))(t)
+	a := newAPI(aPod("uid-1", func(pod *corev1.Pod) { pod.Annotations[multinet.DefaultAnnotation] = "infra/fast" }))
+	pods := newPods(t, a, func(o *kube.Options) { o.Networks = networks })
+	for _, from := range []string{"the API server", "the cache"} {
+		value, err := pods.DefaultNetwork(t.Context(), request("uid-1"))
+		expect.NoError(t, err)
+		expect.Same(t, "default network from "+from, value, "infra/fast")
+		found, err := pods.Configuration(t.Context(), request("uid-1"), multinet.Selection{Namespace: "shop", Name: "fast"})
+		expect.NoError(t, err)
+		expect.Same(t, "resource from "+from, found.Resource, "vendor.com/vf")
+		if from != "the cache" {
+			run(t, a, pods, "uid-1")
+		}
+	}
 }

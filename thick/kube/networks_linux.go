@@ -2,8 +2,10 @@ package kube
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,18 +21,52 @@ import (
 // Definition De-facto Standard, version 1.3, section 3).
 var definitions = schema.GroupVersionResource{Group: "k8s.cni.cncf.io", Version: "v1", Resource: "network-attachment-definitions"}
 
-// Configuration returns the configuration in the NetworkAttachmentDefinition that an element
-// of a pod's annotation names, for backend.Options.Lookup. One that is not in the cache is
-// asked for. A definition without spec.config means a file on the node: see Options.File.
-func (p *Pods) Configuration(ctx context.Context, r *server.Request, s multinet.Selection) ([]byte, error) {
-	switch {
-	case p.networks == nil:
-		return nil, invalid("this daemon looks up no NetworkAttachmentDefinitions")
-	case p.isolated && s.Namespace != r.Pod.Namespace && !slices.Contains(p.global, s.Namespace):
-		return nil, invalid("pods of namespace %q may not use the networks of namespace %q", r.Pod.Namespace, s.Namespace)
+// Configuration returns the NetworkAttachmentDefinition that an element of a pod's annotation
+// names, for backend.Options.Lookup. One that is not in the cache is asked for. A definition
+// without spec.config means a file on the node: see Options.File.
+func (p *Pods) Configuration(ctx context.Context, r *server.Request, s multinet.Selection) (multinet.Definition, error) {
+	var none multinet.Definition
+	if p.networks == nil {
+		return none, invalid("this daemon looks up no NetworkAttachmentDefinitions")
 	}
-	var found *unstructured.Unstructured
-	err := p.persist(ctx, func(ctx context.Context) (err error) {
+	if allowed, err := p.allows(r, s); err != nil {
+		return none, err
+	} else if !allowed {
+		return none, invalid("pods of namespace %q may not use the networks of namespace %q", r.Pod.Namespace, s.Namespace)
+	}
+	found, err := p.definition(ctx, s)
+	if err != nil {
+		return none, err
+	}
+	config, err := p.configuration(found, s)
+	return multinet.Definition{Config: config, Resource: found.GetAnnotations()[multinet.ResourceAnnotation]}, err
+}
+
+// allows reports whether a pod may use a network, by the options and by what the request's
+// configuration has of Multus.
+func (p *Pods) allows(r *server.Request, s multinet.Selection) (bool, error) {
+	if s.Open || s.Namespace == r.Pod.Namespace {
+		return true, nil
+	}
+	c := struct {
+		NamespaceIsolation bool
+		GlobalNamespaces   string
+	}{GlobalNamespaces: "default"} // Multus' default
+	if len(r.Config) > 0 {
+		if err := json.Unmarshal(r.Config, &c); err != nil {
+			return false, invalid("%v", err)
+		}
+	}
+	if p.isolated && !slices.Contains(p.global, s.Namespace) {
+		return false, nil
+	}
+	global := strings.FieldsFunc(c.GlobalNamespaces, func(c rune) bool { return c == ',' || c == ' ' })
+	return !c.NamespaceIsolation || slices.Contains(global, s.Namespace), nil
+}
+
+// definition returns the object that an element names.
+func (p *Pods) definition(ctx context.Context, s multinet.Selection) (found *unstructured.Unstructured, err error) {
+	err = p.persist(ctx, func(ctx context.Context) (err error) {
 		if item, ok, err := p.configs.GetByKey(s.Network()); ok && err == nil {
 			if found, ok = item.(*unstructured.Unstructured); ok {
 				return nil
@@ -45,6 +81,11 @@ func (p *Pods) Configuration(ctx context.Context, r *server.Request, s multinet.
 	case err != nil:
 		return nil, explained(err, "get", definitions.GroupResource().String(), s.Network())
 	}
+	return found, nil
+}
+
+// configuration returns the configuration of an object.
+func (p *Pods) configuration(found *unstructured.Unstructured, s multinet.Selection) ([]byte, error) {
 	config, _, err := unstructured.NestedString(found.Object, "spec", "config")
 	switch {
 	case err != nil:

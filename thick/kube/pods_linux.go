@@ -35,6 +35,16 @@ func (p *Pods) UID(ctx context.Context, pod server.Pod) (string, error) {
 // backend.Options.Networks. It is empty for a request without a pod. Of two pods with one
 // name, it is that of the pod with the UID in the request.
 func (p *Pods) Networks(ctx context.Context, r *server.Request) (string, error) {
+	return p.annotation(ctx, r, multinet.Annotation)
+}
+
+// DefaultNetwork returns the annotation that names another default network, as Networks does,
+// for backend.Options.DefaultNetwork.
+func (p *Pods) DefaultNetwork(ctx context.Context, r *server.Request) (string, error) {
+	return p.annotation(ctx, r, multinet.DefaultAnnotation)
+}
+
+func (p *Pods) annotation(ctx context.Context, r *server.Request, name string) (string, error) {
 	if r.Pod.Name == "" {
 		return "", nil
 	}
@@ -42,7 +52,7 @@ func (p *Pods) Networks(ctx context.Context, r *server.Request) (string, error) 
 	if err != nil {
 		return "", err
 	}
-	return found.Annotations[multinet.Annotation], nil
+	return found.Annotations[name], nil
 }
 
 // find returns the pod that a runtime means.

@@ -26,6 +26,9 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
+	if err := m.Server(s.Stats); err != nil {
+		log.Fatal(err)
+	}
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	scraped := httptest.NewServer(mux) // in a daemon an http.Server with the address that is scraped
@@ -46,11 +49,11 @@ func Example() {
 		log.Fatal(err)
 	}
 	for line := range strings.Lines(string(text)) {
-		if name, _, _ := strings.Cut(line, "{"); strings.HasSuffix(name, "_total") {
+		if name, _, _ := strings.Cut(line, "{"); strings.HasSuffix(name, "_total") && !strings.HasSuffix(line, " 0\n") {
 			fmt.Print(line)
 		}
 	}
 	// Output:
-	// embedcni_server_call_error_total{code="11",verb="ADD"} 1
-	// embedcni_server_request_total{code="400",handler="/cni",method="POST"} 1
+	// embedcni_server_call_errors_total{code="11",verb="ADD"} 1
+	// embedcni_server_requests_total{code="400",handler="/cni",method="POST"} 1
 }

@@ -6,8 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"reflect"
+	"slices"
 	"strings"
 )
 
@@ -74,7 +77,7 @@ func parseElement(raw json.RawMessage) (s Selection, _ *Error) {
 	}
 	s = Selection{
 		Namespace: e.Namespace, Name: e.Name, Interface: cmp.Or(e.Interface, e.OldInterface),
-		MAC: e.MAC, InfinibandGUID: e.InfinibandGUID, CNIArgs: e.CNIArgs, DeviceID: e.DeviceID, IPAMClaim: e.IPAMClaim,
+		Unknown: unknownKeys(raw), MAC: e.MAC, InfinibandGUID: e.InfinibandGUID, CNIArgs: e.CNIArgs, DeviceID: e.DeviceID, IPAMClaim: e.IPAMClaim,
 	}
 	for _, step := range []struct {
 		key   string
@@ -98,6 +101,24 @@ func parseElement(raw json.RawMessage) (s Selection, _ *Error) {
 		s.Bandwidth = &limits
 	}
 	return s, nil
+}
+
+// unknownKeys returns the keys of an object that element does not have. Their case does not
+// matter, as for encoding/json.
+func unknownKeys(raw json.RawMessage) (unknown []string) {
+	var keys map[string]json.RawMessage
+	_ = json.Unmarshal(raw, &keys) // it is an object
+	known := reflect.TypeFor[element]()
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		_, has := known.FieldByNameFunc(func(name string) bool {
+			field, _ := known.FieldByName(name)
+			return strings.EqualFold(field.Tag.Get("json"), key)
+		})
+		if !has {
+			unknown = append(unknown, key)
+		}
+	}
+	return unknown
 }
 
 func required(name string) error {

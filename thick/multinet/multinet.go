@@ -4,6 +4,7 @@
 package multinet
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +17,11 @@ import (
 const (
 	// Annotation names the networks of a pod; see Parse.
 	Annotation = "k8s.v1.cni.cncf.io/networks"
+	// DefaultAnnotation names the network that a pod has instead of the default one; see
+	// ParseDefault.
+	DefaultAnnotation = "v1.multus-cni.io/default-network"
+	// ResourceAnnotation is of a network: the resource whose devices it gives to pods.
+	ResourceAnnotation = "k8s.v1.cni.cncf.io/resourceName"
 	// StatusAnnotation describes the attachments of a pod; see Statuses.
 	StatusAnnotation = "k8s.v1.cni.cncf.io/network-status"
 )
@@ -43,6 +49,19 @@ type Selection struct {
 	CNIArgs      map[string]json.RawMessage // for args.cni of the configuration
 	DeviceID     string                     // Multus' key deviceID
 	IPAMClaim    string                     // name of the object with the addresses; excludes IPs
+
+	// Unknown are keys of the element that the standard does not have.
+	Unknown []string
+	// Open is set for a network that pods of every namespace may use, whatever isolates them.
+	Open bool
+}
+
+// Definition is a network that a Selection names.
+type Definition struct {
+	Config []byte // a list of plugins or a single plugin
+	// Resource is the value of ResourceAnnotation: an attachment needs a device of it. Empty
+	// for most networks.
+	Resource string
 }
 
 // String returns the network and the interface in the annotation's short form.
@@ -91,14 +110,15 @@ type Bandwidth struct {
 // Error is an annotation that cannot be used. No network of it is then attached: a pod
 // must not run with fewer networks than it asks for.
 type Error struct {
-	Index int    // of the element, from 0; -1 if the error is about no element
-	Key   string // of the element, such as "mac"; empty if the error is about no key
-	Err   error
+	Annotation string // empty for Annotation
+	Index      int    // of the element, from 0; -1 if the error is about no element
+	Key        string // of the element, such as "mac"; empty if the error is about no key
+	Err        error
 }
 
 // Error names the element and the key.
 func (e *Error) Error() string {
-	text := "annotation " + Annotation
+	text := "annotation " + cmp.Or(e.Annotation, Annotation)
 	if e.Index >= 0 {
 		text += fmt.Sprintf(": network %d", e.Index)
 	}
@@ -127,8 +147,8 @@ var (
 //	[{"name": "storage", "namespace": "ns", "interface": "net7", "ips": ["10.1.0.5/24"]}]
 //
 // namespace is the pod's, for networks without one. The value is checked as a whole, and
-// the error is an *Error. Keys that the specification does not have are ignored. Parse
-// returns nil for a value of white space.
+// the error is an *Error. Keys that the specification does not have are left alone. They
+// are in Unknown. Parse returns nil for a value of white space.
 func Parse(value, namespace string) ([]Selection, error) {
 	if strings.TrimSpace(value) == "" {
 		return nil, nil
@@ -150,6 +170,20 @@ func Parse(value, namespace string) ([]Selection, error) {
 		return nil, err
 	}
 	return all, nil
+}
+
+// ParseDefault reads the value of DefaultAnnotation: one network in either form. namespace is
+// for a network without one. The error is an *Error.
+func ParseDefault(value, namespace string) (s Selection, err error) {
+	all, err := Parse(value, namespace)
+	if err == nil && len(all) != 1 {
+		err = &Error{Index: -1, Err: fmt.Errorf("%d networks, and a pod has one default network", len(all))}
+	}
+	if wrong := (*Error)(nil); errors.As(err, &wrong) {
+		wrong.Annotation = DefaultAnnotation
+		return s, wrong
+	}
+	return all[0], err
 }
 
 // parseNames reads the short form.
@@ -221,12 +255,12 @@ func checkTogether(all []Selection) error {
 	names, families := map[string]bool{}, map[bool]bool{}
 	for i, s := range all {
 		if s.Interface != "" && names[s.Interface] {
-			return &Error{i, "interface", fmt.Errorf("%q: %w", s.Interface, ErrInterfaceTwice)}
+			return &Error{Index: i, Key: "interface", Err: fmt.Errorf("%q: %w", s.Interface, ErrInterfaceTwice)}
 		}
 		names[s.Interface] = true
 		for _, gateway := range s.DefaultRoute {
 			if families[gateway.Is4()] {
-				return &Error{i, "default-route", fmt.Errorf("%v: %w", gateway, ErrDefaultRouteTwice)}
+				return &Error{Index: i, Key: "default-route", Err: fmt.Errorf("%v: %w", gateway, ErrDefaultRouteTwice)}
 			}
 			families[gateway.Is4()] = true
 		}

@@ -27,7 +27,7 @@ func TestBothFormsAreRead(t *testing.T) {
 		"interface":   {"a@Eth.7", []multinet.Selection{{Namespace: "pods", Name: "a", Interface: "Eth.7"}}},
 		"twice":       {"a,a@net7", []multinet.Selection{{Namespace: "pods", Name: "a"}, {Namespace: "pods", Name: "a", Interface: "net7"}}},
 		"empty list":  {"[]", nil},
-		"JSON":        {`[{"name": "a.b", "unknown": 1}]`, []multinet.Selection{{Namespace: "pods", Name: "a.b"}}},
+		"JSON":        {`[{"name": "a.b", "unknown": 1}]`, []multinet.Selection{{Namespace: "pods", Name: "a.b", Unknown: []string{"unknown"}}}},
 		"all keys": {`[{"name": "a", "namespace": "ns", "interface": "net7", "ips": ["10.1.0.5/24", "fd00::5"],
 			"mac": "02:00:00:00:00:01", "infiniband-guid": "00:00:00:00:00:00:00:01", "cni-args": {"k": {"x": 18446744073709551615}},
 			"portMappings": [{"hostPort": 8080, "containerPort": 80}, {"hostPort": 53, "containerPort": 53, "protocol": "UDP", "hostIP": "192.0.2.1"}],
@@ -208,4 +208,14 @@ func ExampleStatuses() {
 	//     "interface": "net1",
 	//     "dns": {}
 	// }]
+}
+
+func ExampleParseDefault() {
+	s, err := multinet.ParseDefault(`[{"name": "infra", "ips": ["10.1.0.5/24"]}]`, "kube-system")
+	fmt.Println(s, s.AddressList(), err)
+	_, err = multinet.ParseDefault("infra, storage", "kube-system")
+	fmt.Println(err)
+	// Output:
+	// kube-system/infra [10.1.0.5/24] <nil>
+	// annotation v1.multus-cni.io/default-network: 2 networks, and a pod has one default network
 }

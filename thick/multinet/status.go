@@ -9,8 +9,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
 
-// Status is an element of StatusAnnotation: an interface of a pod. Information about a
-// device, which only a device plugin of Kubernetes has, is not in it.
+// Status is an element of StatusAnnotation: an interface of a pod.
 type Status struct {
 	Name      string   `json:"name"` // of the network: Selection.Network, or that in the configuration
 	Interface string   `json:"interface,omitempty"`
@@ -19,7 +18,10 @@ type Status struct {
 	MTU       int      `json:"mtu,omitempty"`
 	Default   bool     `json:"default,omitempty"` // the pod's default network
 	DNS       DNS      `json:"dns"`
-	Gateway   []string `json:"gateway,omitempty"` // of default routes
+	// DeviceInfo describes the device behind the interface (Device Information Specification,
+	// version 1.1), as its device plugin or its CNI plugin has it.
+	DeviceInfo json.RawMessage `json:"device-info,omitempty"`
+	Gateway    []string        `json:"gateway,omitempty"` // of default routes
 }
 
 // DNS are settings for a resolver.

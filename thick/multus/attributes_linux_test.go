@@ -13,11 +13,13 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/thick/kube/kubelet"
 )
 
 // passing is a network of the pod's annotation, whose parameters are passed on to plugins.
 type passing struct {
 	config     string
+	resource   string // of the network
 	attributes string
 	differs    map[string]difference // by "ADD" or "DEL" and the field
 }
@@ -99,6 +101,12 @@ var passings = map[string]passing{
 				`"portMappings":[{"containerPort":80,"hostIP":"192.0.2.1","hostPort":8080,"protocol":"udp"}]}`, asADD,
 		},
 	}},
+	"guid":   {config: `"type": "scripted", "capabilities": {"infinibandGUID": true}`, attributes: `"infiniband-guid": "02:00:00:00:00:00:00:01"`, differs: undeclared(`{"infinibandGUID":true}`)},
+	"claim":  {config: `"type": "scripted"`, attributes: `"ipam-claim-reference": "claim"`},
+	"device": {config: `"type": "scripted", ` + ofDevices, attributes: `"deviceID": "0000:05:00.0"`, differs: undeclared(devicesDeclared)},
+	"vf-a":   {config: `"type": "scripted", ` + ofDevices, resource: "vendor.com/vf", differs: undeclared(devicesDeclared)},
+	"vf-b":   {config: `"plugins": [{"type": "scripted"}, {"type": "scripted"}]`, resource: "vendor.com/vf", attributes: `"deviceID": "0000:05:00.0"`},
+	"vf-c":   {config: `"type": "scripted"`, resource: "vendor.com/vf"}, // for which no device is left
 	"none": {config: `"type": "scripted"`, attributes: attributes, differs: map[string]difference{
 		"DEL 1: argument IP": {"", ips.theirs, asADD}, "DEL 1: argument MAC": {"", mac.theirs, asADD},
 	}},
@@ -112,15 +120,49 @@ var passings = map[string]passing{
 	}},
 }
 
+// ofDevices declares what the standard's networks with devices do.
+const (
+	ofDevices       = `"capabilities": {"deviceID": true, "CNIDeviceInfoFile": true}`
+	devicesDeclared = `{"CNIDeviceInfoFile":true,"deviceID":true}`
+)
+
+// undeclared has the difference of a network whose one plugin declares capabilities.
+func undeclared(declared string) map[string]difference {
+	d := difference{declared, "", capabilities.reason}
+	return map[string]difference{"ADD 0: capabilities": d, "DEL 1: capabilities": d}
+}
+
+// informed adds what the network status has of the devices.
+func informed(t *testing.T, seen map[string]observed, status string) {
+	t.Helper()
+	var interfaces []object
+	exactly(t, []byte(status), &interfaces)
+	found := map[string]string{} // the scripted plugin gives all interfaces one name
+	for _, one := range interfaces {
+		if info, has := one["device-info"]; has {
+			found[fmt.Sprint(one["name"])] = rendered(t, info)
+		}
+	}
+	for name := range seen {
+		if info := found[podNamespace+"/"+name]; info != "" {
+			seen[name]["device-info"] = info
+		}
+	}
+}
+
 // TestInterfacesArePassedOnAsByMultus compares the calls of plugins that Multus' daemon and
 // this library's make for the same annotation, but for known differences.
 func TestInterfacesArePassedOnAsByMultus(t *testing.T) {
 	v := version(t, os.Getenv(daemonVar))
 	newPod(t)
 	c := newCluster(t)
+	giveDevices(t, "vendor.com/vf", "0000:03:02.1", "0000:03:02.0")
 	var annotation []string
 	for name, p := range passings {
-		c.addNetwork(podNamespace, name, fmt.Sprintf(`{"cniVersion": "1.1.0", "name": %q, %s}`, name, p.config))
+		config := fmt.Sprintf(`{"cniVersion": "1.1.0", "name": %q, %s}`, name, p.config)
+		if c.addNetwork(podNamespace, name, config); p.resource != "" {
+			c.addResource(podNamespace, name, config, p.resource)
+		}
 		one := fmt.Sprintf(`"name": %q, "interface": %q`, name, name)
 		if p.attributes != "" {
 			one += ", " + p.attributes
@@ -135,6 +177,7 @@ func TestInterfacesArePassedOnAsByMultus(t *testing.T) {
 		d := startDaemon(t, c, "", nil)
 		d.script(t, nil)
 		theirs = passedOn(t, v, d.path("calls"))
+		informed(t, theirs, c.networkStatus(t, podNamespace, podName))
 	})
 	t.Run("ours", func(t *testing.T) {
 		dir := t.TempDir()
@@ -143,9 +186,16 @@ func TestInterfacesArePassedOnAsByMultus(t *testing.T) {
 			scripted.Script{Log: log}.Save(filepath.Join(dir, "scripted"+scripted.Beside)))
 		// The annotation as it was before Multus added the status.
 		c.addPod(podNamespace, podName, podUID, annotated)
-		startOurs(t, c.options(), primary, dir)
+		o := c.options()
+		o.Devices = kubelet.Devices{}
+		startOurs(t, o, primary, dir)
 		ours = passedOn(t, v, log)
+		informed(t, ours, c.networkStatus(t, podNamespace, podName))
 	})
+	for name, want := range map[string]string{"vf-a": `"0000:03:02.0"`, "vf-b": `"0000:03:02.1"`, "vf-c": ""} {
+		expect.Same(t, "device of "+name, theirs[name]["ADD 0: deviceID"], want)
+		expect.That(t, strings.Contains(theirs[name]["device-info"], want), "device-info of %s is %q", name, theirs[name]["device-info"])
+	}
 	for name, p := range passings {
 		t.Run(name, func(t *testing.T) {
 			differs := maps.Clone(p.differs)

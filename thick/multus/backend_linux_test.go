@@ -44,13 +44,15 @@ func (c *cluster) options() backend.Options {
 			value, _ := pod["metadata"].(object)["annotations"].(object)[multinet.Annotation].(string)
 			return value, nil
 		},
-		Lookup: func(_ context.Context, _ *server.Request, s multinet.Selection) ([]byte, error) {
+		Lookup: func(_ context.Context, _ *server.Request, s multinet.Selection) (multinet.Definition, error) {
 			network, err := c.object(networks, s.Namespace, s.Name)
 			if err != nil {
-				return nil, err
+				return multinet.Definition{}, err
 			}
 			config, _ := network["spec"].(object)["config"].(string)
-			return []byte(config), nil
+			annotations, _ := network["metadata"].(object)["annotations"].(object)
+			resource, _ := annotations[multinet.ResourceAnnotation].(string)
+			return multinet.Definition{Config: []byte(config), Resource: resource}, nil
 		},
 		OnStatus: func(_ context.Context, r *server.Request, value string) error {
 			_, err := c.annotate(r.Pod.Namespace, r.Pod.Name, map[string]string{multinet.StatusAnnotation: value})

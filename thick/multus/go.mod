@@ -5,11 +5,14 @@ go 1.25.0
 require (
 	github.com/containernetworking/cni v1.3.1
 	github.com/embedcni/cni v0.0.0
+	github.com/embedcni/cni/thick/kube v0.0.0
 	github.com/vishvananda/netlink v1.3.1
 	golang.org/x/sys v0.44.0
+	google.golang.org/grpc v1.79.3
 	gopkg.in/k8snetworkplumbingwg/multus-cni.v4 v4.3.0
 	k8s.io/api v0.35.2
 	k8s.io/apimachinery v0.35.2
+	k8s.io/kubelet v0.35.2
 )
 
 tool (
@@ -65,7 +68,6 @@ require (
 	golang.org/x/text v0.32.0 // indirect
 	golang.org/x/time v0.12.0 // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20251202230838-ff82c1b0f217 // indirect
-	google.golang.org/grpc v1.79.3 // indirect
 	google.golang.org/protobuf v1.36.10 // indirect
 	gopkg.in/evanphx/json-patch.v4 v4.13.0 // indirect
 	gopkg.in/inf.v0 v0.9.1 // indirect
@@ -75,7 +77,6 @@ require (
 	k8s.io/klog v1.0.0 // indirect
 	k8s.io/klog/v2 v2.140.0 // indirect
 	k8s.io/kube-openapi v0.0.0-20250910181357-589584f1c912 // indirect
-	k8s.io/kubelet v0.35.2 // indirect
 	k8s.io/utils v0.0.0-20251002143259-bc988d571ff4 // indirect
 	sigs.k8s.io/json v0.0.0-20250730193827-2d320260d730 // indirect
 	sigs.k8s.io/randfill v1.0.0 // indirect
@@ -83,4 +84,7 @@ require (
 	sigs.k8s.io/yaml v1.6.0 // indirect
 )
 
-replace github.com/embedcni/cni => ../..
+replace (
+	github.com/embedcni/cni => ../..
+	github.com/embedcni/cni/thick/kube => ../kube
+)

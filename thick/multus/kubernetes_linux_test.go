@@ -122,6 +122,13 @@ func (c *cluster) addNetwork(namespace, name, config string) {
 	c.put(networks, namespace, name, object{"metadata": object{}, "spec": object{"config": config}})
 }
 
+// addResource adds a network definition whose attachments need a device.
+func (c *cluster) addResource(namespace, name, config, resource string) {
+	c.put(networks, namespace, name, object{
+		"metadata": object{"annotations": object{"k8s.v1.cni.cncf.io/resourceName": resource}}, "spec": object{"config": config},
+	})
+}
+
 func key(k kind, namespace, name string) string { return k.name + " " + namespace + "/" + name }
 
 // put stores an object and reports the change to the watches.

@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/proc"
-	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/thick/internal/delqueue"
 	"github.com/embedcni/cni/thick/internal/wire"
@@ -37,13 +37,12 @@ type QueuedDel struct {
 	Err                          error
 }
 
-// Drain carries out the DELs that shims have queued in a directory (shim.Options.QueueDir)
-// because there was no daemon. Call it after Listen: a shim that finds nobody listening has put
-// its DEL into the queue before, and then the Drain finds it.
-//
-// Serve may answer clients meanwhile. ADDs of the containers that are in the queue wait until
-// their DELs have ended, the others for nothing. An ADD that came before Drain has read the queue
-// is refused if the interface is still attached. Call Drain before Serve if none may be.
+// Drain reads the DELs that shims have queued in a directory (shim.Options.QueueDir) because
+// there was no daemon, and carries them out in the background. Call it between Listen and Serve.
+// A shim that finds nobody listening has put its DEL into the queue before, so Drain finds it.
+// When Drain returns, each ADD of a container in the queue waits until the container's DELs have
+// ended or failed; an ADD that came before is refused if the interface is still attached.
+// Calls for other containers never wait.
 //
 // A DEL is carried out if the interface, on that network, is attached by an ADD that began
 // before the DEL did, and in the same network namespace. In doubt it is dropped: a
@@ -52,53 +51,90 @@ type QueuedDel struct {
 //
 // The DELs of one container are carried out in their order, those of different ones in
 // parallel, each within Limits.Deadline. They have the slots of Limits.Concurrent for DELs, in
-// turn with those of clients: one that hangs keeps the others waiting for five seconds. If the
-// context ends, the others stay in the queue. The error is of the queue as a whole; a DEL that
-// fails is only in the report.
-func (s *Server) Drain(ctx context.Context, dir string) (*DrainReport, error) {
-	report, err := s.drainQueue(ctx, delqueue.Open(dir))
+// turn with those of clients. One that hangs keeps others from its slot for five seconds. One
+// that fails is tried once more when the other containers have had their turn, unless it is no
+// valid DEL; the later DELs of its container wait for that.
+//
+// The channel gets the report when all have ended or failed. If the context ends, the others
+// stay in the queue. So they do from the beginning of a Shutdown, which treats those under way
+// as one call of a client. The error is of the queue as a whole, and then nothing is carried out.
+func (s *Server) Drain(ctx context.Context, dir string) (<-chan *DrainReport, error) {
+	drains, unreadable, err := s.readQueue(delqueue.Open(dir))
 	if err != nil {
 		return nil, fmt.Errorf("server: drain %s: %w", dir, err)
 	}
-	return report, nil
+	ctx, end := s.begin(ctx)
+	done := make(chan *DrainReport, 1)
+	go func() {
+		defer end()
+		takeTurns(ctx, drains)
+		report := &DrainReport{Unreadable: unreadable}
+		for _, d := range drains {
+			report.Ended = append(report.Ended, d.Ended...)
+			report.Dropped = append(report.Dropped, d.Dropped...)
+			report.Failed = append(report.Failed, d.Failed...)
+		}
+		done <- report
+	}()
+	return done, nil
 }
 
-func (s *Server) drainQueue(ctx context.Context, queue *delqueue.Queue) (*DrainReport, error) {
+// readQueue returns a drain for each container in the queue. ADDs of these wait.
+func (s *Server) readQueue(queue *delqueue.Queue) (drains []*drain, unreadable, err error) {
 	ledger, ok := s.backend.(Ledger)
 	if !ok {
-		return nil, errors.New("the Backend is no Ledger")
+		return nil, nil, errors.New("the Backend is no Ledger")
 	}
-	report := &DrainReport{}
-	entries, err := queue.List()
-	if err != nil && !errors.Is(err, delqueue.ErrUnread) {
-		return nil, err
+	entries, unreadable := queue.List()
+	if unreadable != nil && !errors.Is(unreadable, delqueue.ErrUnread) {
+		return nil, nil, unreadable
 	}
-	if report.Unreadable = err; len(entries) == 0 {
-		return report, nil
+	if len(entries) == 0 {
+		return nil, unreadable, nil
 	}
-	now, err := proc.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	drains := byContainer(entries)
+	drains = byContainer(entries)
 	for _, d := range drains {
-		d.Server, d.ledger, d.queue, d.boot = s, ledger, queue, now
+		d.Server, d.ledger, d.queue, d.boot = s, ledger, queue, boot
 		d.end = s.holds.del(d.id)
 	}
-	thread.Each(len(drains), mostDrained, func(i int) {
-		defer drains[i].end()
-		drains[i].run(ctx)
-	})
-	for _, d := range drains {
-		report.Ended = append(report.Ended, d.Ended...)
-		report.Dropped = append(report.Dropped, d.Dropped...)
-		report.Failed = append(report.Failed, d.Failed...)
-	}
-	return report, nil
+	return drains, unreadable, nil
 }
 
 // mostDrained is how many containers' DELs wait for a slot at the same time.
 const mostDrained = 1024
+
+// takeTurns carries out all DELs. A container with one that is to be tried again goes behind
+// the others.
+func takeTurns(ctx context.Context, drains []*drain) {
+	room := len(drains)
+	for _, d := range drains {
+		room += len(d.entries) // each goes behind the others once
+	}
+	turns := make(chan *drain, room)
+	var open sync.WaitGroup
+	open.Add(len(drains))
+	for _, d := range drains {
+		turns <- d
+	}
+	for range min(len(drains), mostDrained) {
+		go func() {
+			for d := range turns {
+				if again := d.run(ctx); again {
+					turns <- d
+					continue
+				}
+				d.end()
+				open.Done()
+			}
+		}()
+	}
+	open.Wait()
+	close(turns)
+}
 
 // drain is the part of a Drain that concerns one container.
 type drain struct {
@@ -107,8 +143,9 @@ type drain struct {
 	queue   *delqueue.Queue
 	boot    string
 	id      string
-	entries []*delqueue.Entry
-	end     func() // lets ADDs of the container begin
+	entries []*delqueue.Entry // those that are left
+	failed  *delqueue.Entry   // the one that is tried again
+	end     func()            // lets ADDs of the container begin
 	DrainReport
 }
 
@@ -127,22 +164,36 @@ func byContainer(entries []*delqueue.Entry) []*drain {
 	return all
 }
 
-func (d *drain) run(ctx context.Context) {
-	for _, e := range d.entries {
-		one := QueuedDel{e.Env["CNI_CONTAINERID"], e.Env["CNI_IFNAME"], e.Network, nil}
-		to := &d.Ended
-		var dropped reason
-		if err := d.del(ctx, e); errors.As(err, &dropped) {
-			one.Err, to = err, &d.Dropped
-		} else if err != nil {
-			one.Err, to = err, &d.Failed
+// run carries out the DELs that are left. It returns true if the first of these has failed for
+// the first time.
+func (d *drain) run(ctx context.Context) (again bool) {
+	for ; len(d.entries) > 0; d.entries = d.entries[1:] {
+		e := d.entries[0]
+		c, err := d.parse(e)
+		if err == nil {
+			err = d.del(ctx, e, c)
+			if err != nil && !errors.As(err, new(reason)) && d.failed != e {
+				d.failed = e
+				return true
+			}
 		}
-		if to != &d.Failed {
-			// An entry that stays matches no attachment any more.
-			one.Err = joined.Errors(one.Err, d.queue.Remove(e))
-		}
-		*to = append(*to, one)
+		d.note(e, err)
 	}
+	return false
+}
+
+// note adds a DEL to the report. It deletes the entry unless the DEL has failed.
+func (d *drain) note(e *delqueue.Entry, err error) {
+	to := &d.Failed
+	if err == nil {
+		to = &d.Ended
+	} else if errors.As(err, new(reason)) {
+		to = &d.Dropped
+	}
+	if to != &d.Failed { // an entry that stays matches no attachment any more
+		err = joined.Errors(err, d.queue.Remove(e))
+	}
+	*to = append(*to, QueuedDel{e.Env["CNI_CONTAINERID"], e.Env["CNI_IFNAME"], e.Network, err})
 }
 
 // reason is why a DEL is dropped.
@@ -150,17 +201,19 @@ type reason string
 
 func (r reason) Error() string { return string(r) }
 
-// del carries out one DEL.
-func (d *drain) del(ctx context.Context, e *delqueue.Entry) error {
+// parse returns the call of an entry.
+func (d *drain) parse(e *delqueue.Entry) (*call, error) {
+	c, err := d.check(&wire.Request{Env: e.Env, Config: e.Config})
+	if err == nil && c.verb != wire.Del {
+		err = fmt.Errorf("the queued call is %s instead of %s", c.verb, wire.Del)
+	}
+	return c, err
+}
+
+// del carries out one DEL. The error is a reason if it is dropped.
+func (d *drain) del(ctx context.Context, e *delqueue.Entry, c *call) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
-	}
-	c, err := d.check(&wire.Request{Env: e.Env, Config: e.Config})
-	if err != nil {
-		return err
-	}
-	if c.verb != wire.Del {
-		return fmt.Errorf("the queued call is %s instead of %s", c.verb, wire.Del)
 	}
 	_, end := d.holds.call(d.id)
 	defer end()
@@ -173,7 +226,7 @@ func (d *drain) del(ctx context.Context, e *delqueue.Entry) error {
 	if id, known := namespaceAt(c.NetNS); known && id != e.NetNS {
 		c.NetNS = "" // the path leads to another container's now
 	}
-	_, err = d.Server.run(ctx, c, d.gate.turn(c.verb, true))
+	_, err := d.Server.run(ctx, c, d.gate.turn(c.verb, true))
 	return err
 }
 

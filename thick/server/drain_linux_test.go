@@ -64,7 +64,7 @@ func (q *queue) left(t *testing.T) int {
 
 func drain(t *testing.T, s *server.Server, q *queue) *server.DrainReport {
 	t.Helper()
-	return expect.Value(s.Drain(t.Context(), q.dir))(t)
+	return expect.Await(t, "the end of the Drain", expect.Value(s.Drain(t.Context(), q.dir))(t))
 }
 
 // wantDrained compares the containers in a report.
@@ -254,11 +254,11 @@ func TestDrainRunsContainersInParallel(t *testing.T) {
 // TestDrainHasLimits: a DEL that hangs ends at the deadline, and all do with the context.
 func TestDrainHasLimits(t *testing.T) {
 	l, q := newLedger(), newQueue(t)
-	s := newServer(t, l, server.Options{Limits: server.Limits{Deadline: time.Second, Concurrent: 1}})
-	attach(t, s, "c1")
-	attach(t, s, "c2")
-	q.put(t, "c1")
-	q.put(t, "c2")
+	for _, id := range []string{"c1", "c2"} {
+		attach(t, newServer(t, l, server.Options{}), id)
+		q.put(t, id)
+	}
+	s := newServer(t, l, server.Options{Limits: server.Limits{Deadline: 100 * time.Millisecond, Concurrent: 1}})
 	usual := l.Do
 	ctx, cancel := context.WithCancelCause(t.Context())
 	l.Do = func(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
@@ -272,7 +272,7 @@ func TestDrainHasLimits(t *testing.T) {
 		cancel(stop)
 		return usual(ctx, verb, r)
 	}
-	r = expect.Value(s.Drain(ctx, q.dir))(t)
+	r = expect.Await(t, "the end of the Drain", expect.Value(s.Drain(ctx, q.dir))(t))
 	if len(r.Ended) != 1 || len(r.Failed) != 1 {
 		t.Fatalf("%+v", r)
 	}

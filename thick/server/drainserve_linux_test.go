@@ -3,10 +3,13 @@ package server_test
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -47,20 +50,6 @@ func newStrict(waits func(verb, id string) bool) *strict {
 	return s
 }
 
-// drained drains a queue in the background.
-func drained(t *testing.T, d *daemon, q *queue) <-chan *server.DrainReport {
-	t.Helper()
-	done := make(chan *server.DrainReport, 1)
-	go func() {
-		r, err := d.Drain(context.Background(), q.dir)
-		if err != nil {
-			t.Error(err)
-		}
-		done <- r
-	}()
-	return done
-}
-
 // TestDrainBesideServing: while a DEL hangs, the other DELs end and clients are served. An ADD
 // of the same container waits, and is not ended.
 func TestDrainBesideServing(t *testing.T) {
@@ -80,7 +69,7 @@ func TestDrainBesideServing(t *testing.T) {
 		d.wants(t, "/cni", request("ADD", id), 200)
 		q.put(t, id)
 	}
-	done := drained(t, d, q)
+	done := expect.Value(d.Drain(t.Context(), q.dir))(t)
 	expect.Same(t, "hangs", expect.Await(t, "the DEL that hangs", b.entered), "DEL c1")
 	expect.Eventually(t, "the other DELs end", func() bool { return slices.Equal(holders(b.Ledger), []string{"c1"}) })
 	d.wants(t, "/cni", request("ADD", "c2"), 200) // attached anew
@@ -112,7 +101,7 @@ func TestADrainWaitsForAnADDThatIsUnderWay(t *testing.T) {
 	expect.Await(t, "the ADD", b.entered)
 	q.put(t, "c2")
 	d.wants(t, "/cni", request("ADD", "c2"), 200)
-	done := drained(t, d, q)
+	done := expect.Value(d.Drain(t.Context(), q.dir))(t)
 	expect.Eventually(t, "the other DEL is dropped", func() bool { return q.left(t) == 1 })
 	close(b.release)
 	wantAnswer(t, conn, 200)
@@ -124,22 +113,55 @@ func TestADrainWaitsForAnADDThatIsUnderWay(t *testing.T) {
 	expect.Same(t, "attached", holders(b.Ledger), []string{"c2", "c1"})
 }
 
-// TestAShutdownEndsTheWaitForADELInTheQueue.
-func TestAShutdownEndsTheWaitForADELInTheQueue(t *testing.T) {
+// TestAShutdownBesideADrain: the DEL that runs may end, an ADD that waits for it is refused, and
+// a DEL that waits for a slot stays in the queue.
+func TestAShutdownBesideADrain(t *testing.T) {
 	b := newStrict(func(verb, id string) bool { return verb == "DEL" })
 	q := newQueue(t)
-	d := serve(t, b, server.Options{})
-	d.wants(t, "/cni", request("ADD", "c1"), 200)
-	q.put(t, "c1")
-	done := drained(t, d, q)
-	expect.Await(t, "the DEL", b.entered)
+	d := serve(t, b, server.Options{Limits: server.Limits{Concurrent: 1}})
+	for _, id := range []string{"c1", "c2"} {
+		d.wants(t, "/cni", request("ADD", id), 200)
+		q.put(t, id)
+	}
+	done := expect.Value(d.Drain(t.Context(), q.dir))(t)
+	_, runs, _ := strings.Cut(expect.Await(t, "a DEL", b.entered), " ")
+	waits := map[string]string{"c1": "c2", "c2": "c1"}[runs]
+	expect.Eventually(t, "the other DEL waits", func() bool { return server.Lined(d.Server) == 1 })
 	conn := d.dial(t)
-	send(t, conn, "/cni", request("ADD", "c1"))
+	send(t, conn, "/cni", request("ADD", runs))
 	expect.Eventually(t, "the ADD waits", func() bool { return server.Waiting(d.Server) == 1 })
-	expect.NoError(t, d.Shutdown(t.Context()))
+	shut := make(chan error, 1)
+	go func() { shut <- d.Shutdown(context.Background()) }()
 	wantAnswer(t, conn, 503, "shutting down")
 	close(b.release)
-	wantDrained(t, expect.Await(t, "the end of the Drain", done), []string{"c1"}, nil, nil)
+	expect.NoError(t, expect.Await(t, "the end of the Shutdown", shut))
+	r := expect.Await(t, "the end of the Drain", done)
+	wantDrained(t, r, []string{runs}, nil, []string{waits})
+	expect.Says(t, "the reason", r.Failed[0].Err, "shutting down")
+	expect.Same(t, "left", q.left(t), 1)
+}
+
+// TestAShutdownThatGivesUpEndsADrain: its DELs stay in the queue.
+func TestAShutdownThatGivesUpEndsADrain(t *testing.T) {
+	b, q := newLedger(), newQueue(t)
+	d := serve(t, b, server.Options{})
+	attach(t, d.Server, "c1")
+	q.put(t, "c1")
+	entered := make(chan string, 2)
+	b.Do = func(ctx context.Context, _ string, r *server.Request) (types.Result, error) {
+		entered <- r.ContainerID
+		<-ctx.Done()
+		return nil, context.Cause(ctx)
+	}
+	done := expect.Value(d.Drain(t.Context(), q.dir))(t)
+	expect.Await(t, "the DEL", entered)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("enough"))
+	err := d.Shutdown(ctx)
+	expect.Says(t, "Shutdown", err, "1 calls were cancelled, 0 of them have not ended: enough")
+	r := expect.Await(t, "the end of the Drain", done)
+	wantDrained(t, r, nil, nil, []string{"c1"})
+	expect.Same(t, "left", q.left(t), 1)
 }
 
 // exchange sends a request, and returns the status of the answer.
@@ -156,31 +178,39 @@ func exchange(conn net.Conn, body []byte) (status int, err error) {
 }
 
 // TestNoNewerADDIsEnded: of many containers, whose earlier attachment has a DEL in the queue,
-// and which are attached anew while the queue is drained, twice at once.
+// and whose ADDs are there before the daemon serves. None of them is refused, although the queue
+// is drained twice.
 func TestNoNewerADDIsEnded(t *testing.T) {
 	b, q := newStrict(func(string, string) bool { return false }), newQueue(t)
-	d := serve(t, b, server.Options{})
+	s := newServer(t, b, server.Options{})
 	const n = 60
 	began := map[string]string{}
 	for i := range n {
 		id := fmt.Sprint("c", i)
-		d.wants(t, "/cni", request("ADD", id), 200)
+		attach(t, s, id)
 		q.put(t, id)
 		began[id] = expect.Value(b.Attachments(t.Context(), id))(t)[0].Began
 	}
-	first, second := drained(t, d, q), drained(t, d, q)
-	expect.NoError(t, testhost.InParallel(n, func(i int) error {
-		for { // an ADD that comes before the DEL is refused
-			conn, err := net.Dial("unix", d.path)
+	path := filepath.Join(t.TempDir(), "multus.sock")
+	l := expect.Value(s.Listen(path))(t)
+	asked := make(chan error, 1)
+	go func() {
+		asked <- testhost.InParallel(n, func(i int) error {
+			conn, err := net.Dial("unix", path)
 			if err != nil {
 				return err
 			}
 			status, err := exchange(conn, request("ADD", fmt.Sprint("c", i)))
-			if status == 200 || err != nil {
-				return err
+			if err == nil && status != 200 {
+				err = fmt.Errorf("the ADD of c%d is refused with status %d", i, status)
 			}
-		}
-	}))
+			return err
+		})
+	}()
+	first, second := expect.Value(s.Drain(t.Context(), q.dir))(t), expect.Value(s.Drain(t.Context(), q.dir))(t)
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	expect.NoError(t, expect.Await(t, "the ADDs", asked))
 	for _, done := range []<-chan *server.DrainReport{first, second} {
 		expect.Empty(t, "failed", expect.Await(t, "the end of a Drain", done).Failed)
 	}
@@ -194,4 +224,6 @@ func TestNoNewerADDIsEnded(t *testing.T) {
 		then, now := expect.Value(delqueue.ParseMoment(before))(t), expect.Value(delqueue.ParseMoment(found[0].Began))(t)
 		expect.That(t, now.Nanos > then.Nanos, "%s: %v is not later than %v", id, now, then)
 	}
+	expect.NoError(t, s.Shutdown(t.Context()))
+	expect.Is(t, expect.Await(t, "the end of Serve", served), http.ErrServerClosed)
 }

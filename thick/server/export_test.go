@@ -12,6 +12,18 @@ func Waiting(s *Server) int {
 	return int(s.gate.places.total - s.gate.places.free)
 }
 
+// Lined returns how many calls wait for a slot.
+func Lined(s *Server) (n int) {
+	s.gate.mu.Lock()
+	defer s.gate.mu.Unlock()
+	for _, c := range s.gate.classes {
+		for _, f := range c.flows {
+			n += len(f.calls)
+		}
+	}
+	return n
+}
+
 // Running returns how many calls have a slot, or had one.
 func Running(s *Server) (n int) {
 	s.gate.mu.Lock()

@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni/thick/internal/wire"
 )
 
-// errDraining ends waits of ADDs when the Server shuts down.
+// errDraining ends waits of ADDs, and of DELs in the queue, when the Server shuts down.
 var errDraining = errors.New("the server is shutting down")
 
 // tryLater is an error that tells a runtime to call again (code 11).
@@ -41,13 +41,14 @@ type gate struct {
 	overtime pool // of calls that have lost their slot, see slowAfter
 	classes  map[string]*class
 	slow     time.Duration
-	draining <-chan struct{} // closed when ADDs are refused
+	draining <-chan struct{} // closed when ADDs and DELs of the queue are refused
 }
 
 // class are the calls that share slots.
 type class struct {
 	kind  kind // of their places
 	slots pool
+	late  int64          // calls that have lost their slot
 	flows map[kind]*flow // those with calls that wait
 	order []*flow        // the same, the next one first
 }
@@ -112,7 +113,7 @@ func (g *gate) turn(verb string, queued bool) *turn {
 	if t.class == nil {
 		t.class = g.classes[otherVerbs]
 	}
-	if verb == wire.Add {
+	if verb == wire.Add || queued {
 		t.refused = g.draining
 	}
 	return t
@@ -208,6 +209,7 @@ func (t *turn) overrun() {
 		return
 	}
 	t.late = true
+	t.class.late++
 	t.overtime.take(1, t.kinds...)
 	t.class.free(t.kinds)
 }
@@ -233,6 +235,7 @@ func (t *turn) leave() {
 		return
 	}
 	if t.late {
+		t.class.late--
 		t.overtime.give(1, t.kinds...)
 	} else {
 		t.class.free(t.kinds)

@@ -22,20 +22,26 @@ import (
 // The answer to /cni has status 200 with the result of ADD or VERSION, or
 // without a body; 400 with an error object, or with text if the error has no code; 413 for a
 // request that is too long; 503 with an error object of code 11 if the call never ran
-// because of a limit or a shutdown. /healthz is 200, and so is /readyz until a Shutdown
+// because of a limit or a shutdown. A POST to / is one to /cni, as shims before Multus v4.0.0
+// send it, and the empty answers have an empty object. /healthz is 200, and so is /readyz until a Shutdown
 // begins; then it is 500.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
 	o := &Observation{Path: known(r.URL.Path, wire.PathCNI, wire.PathHealth, wire.PathReady)}
 	o.Method = known(r.Method, http.MethodGet, http.MethodPost)
+	old := r.URL.Path == wire.PathOldCNI && o.Method == http.MethodPost
+	if old {
+		o.Path = wire.PathCNI
+	}
 	if o.Path == wire.PathCNI {
-		defer s.running.begin()() // until it is answered
-		ctx, cancel := context.WithCancelCause(r.Context())
-		defer cancel(nil)
-		defer context.AfterFunc(s.alive, func() { cancel(context.Cause(s.alive)) })()
+		ctx, end := s.begin(r.Context())
+		defer end() // when it is answered
 		r = r.WithContext(ctx)
 	}
 	body, contentType := s.route(o, w, r)
+	if old && len(body) == 0 { // such a shim decodes each answer
+		body = []byte("{}")
+	}
 	err := s.write(w, o.Status, contentType, body)
 	if o.Err == nil && err != nil {
 		o.Err = fmt.Errorf("answer: %w", err)
@@ -74,11 +80,16 @@ func (s *Server) route(o *Observation, w http.ResponseWriter, r *http.Request) (
 		o.Status = http.StatusOK
 		return body, "application/json"
 	}
-	o.Err, o.Status = err, statusOf(err)
-	if said := (*types.Error)(nil); errors.As(err, &said) {
-		o.Code = said.Code
-	}
+	o.Err, o.Status, o.Code = err, statusOf(err), codeOf(err)
 	return wire.EncodeError(err)
+}
+
+// codeOf returns the CNI code of an error, or 0 if it has none.
+func codeOf(err error) uint {
+	if said := (*types.Error)(nil); errors.As(err, &said) {
+		return said.Code
+	}
+	return 0
 }
 
 func plain(o *Observation, status int) ([]byte, string) {
@@ -121,13 +132,15 @@ func (s *Server) write(w http.ResponseWriter, status int, contentType string, bo
 }
 
 // call serves a request of /cni, and returns the body of a success.
-func (s *Server) call(o *Observation, w http.ResponseWriter, r *http.Request) ([]byte, error) {
+func (s *Server) call(o *Observation, w http.ResponseWriter, r *http.Request) (body []byte, err error) {
 	request, release, err := s.read(w, r)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
 	o.Verb = known(request.Env["CNI_COMMAND"], wire.Add, wire.Del, wire.Check, wire.GC, wire.Status, wire.Version)
+	ctx, span := startSpan(r, o.Verb)
+	defer func() { endSpan(span, o, err) }()
 	c, err := s.check(request)
 	if err != nil {
 		return nil, err
@@ -139,10 +152,10 @@ func (s *Server) call(o *Observation, w http.ResponseWriter, r *http.Request) ([
 	}
 	others, end := s.holds.call(c.ContainerID)
 	defer end()
-	if s.isPlugins(r.Context(), others) {
+	if s.isPlugins(ctx, c.verb, others) {
 		return nil, c.asksItself()
 	}
-	ctx, cancel := context.WithTimeoutCause(r.Context(), s.limits.Deadline,
+	ctx, cancel := context.WithTimeoutCause(ctx, s.limits.Deadline,
 		fmt.Errorf("no answer within %v: %w", s.limits.Deadline, context.DeadlineExceeded))
 	defer cancel()
 	t := s.gate.turn(c.verb, false)

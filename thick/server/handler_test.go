@@ -40,6 +40,21 @@ func TestEveryVerbIsAnswered(t *testing.T) {
 	}
 }
 
+// TestShimsBeforeMultus4AreAnswered: they post to /, and decode each answer.
+func TestShimsBeforeMultus4AreAnswered(t *testing.T) {
+	b := &backend{}
+	var seen []server.Observation
+	s := newServer(t, b, server.Options{Observe: func(o server.Observation) { seen = append(seen, o) }})
+	success(t, post(s, "/", request("ADD", "c1")), answered)
+	success(t, post(s, "/", request("CHECK", "c1")), "{}")
+	success(t, post(s, "/", request("DEL", "c1")), "{}")
+	expect.Same(t, "the backend was asked for", b.Verbs(), []string{"ADD", "CHECK", "DEL"})
+	refused(t, post(s, "/", []byte("null")), 400, 4)
+	for _, o := range seen {
+		expect.Same(t, "observed path", o.Path, "/cni")
+	}
+}
+
 func TestTheBackendGetsACheckedRequest(t *testing.T) {
 	b := &backend{}
 	s := newServer(t, b, server.Options{PluginDirs: []string{"/opt/cni/bin/", "/usr/lib/cni"}})
@@ -135,7 +150,7 @@ func TestRequestsAreRefusedBeforeTheBackendIsAsked(t *testing.T) {
 func TestPathsAndMethods(t *testing.T) {
 	for path, want := range map[string][3]int{ // GET, POST, PUT
 		"/cni": {405, 400, 405}, "/delegate": {404, 404, 404}, "/healthz": {200, 200, 405}, "/readyz": {200, 200, 405},
-		"/": {404, 404, 404}, "/metrics": {404, 404, 404}, "/cni/": {404, 404, 404},
+		"/": {404, 400, 404}, "/metrics": {404, 404, 404}, "/cni/": {404, 404, 404},
 	} {
 		s := newServer(t, &backend{}, server.Options{})
 		for i, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut} {

@@ -35,6 +35,7 @@ const maxAnswer = 4 << 20
 type daemon struct {
 	socket string
 	within time.Duration // for each answer
+	trace  string        // fields of each request's head
 }
 
 // call sends the request of a CNI call and returns the result in the answer; nil if it has
@@ -63,7 +64,7 @@ func (d *daemon) post(ctx context.Context, path string, body []byte) (status int
 	defer cancel()
 	conn, err := dial(bounded, d.socket)
 	if err == nil {
-		status, answer, err = exchange(bounded, conn, path, body)
+		status, answer, err = exchange(bounded, conn, path, d.trace, body)
 	}
 	switch {
 	case err == nil:
@@ -104,11 +105,11 @@ func isGone(err error) bool {
 }
 
 // exchange sends a request and reads the answer. It closes the connection.
-func exchange(ctx context.Context, conn net.Conn, path string, body []byte) (status int, answer []byte, err error) {
+func exchange(ctx context.Context, conn net.Conn, path, fields string, body []byte) (status int, answer []byte, err error) {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	head := fmt.Sprintf("POST %s HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", path, len(body))
+	head := fmt.Sprintf("POST %s HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%s\r\n", path, len(body), fields)
 	_, werr := conn.Write(append([]byte(head), body...))
 	// A daemon may refuse a request before it has read the whole, so there may be an
 	// answer after an error.
@@ -117,6 +118,28 @@ func exchange(ctx context.Context, conn net.Conn, path string, body []byte) (sta
 		return 0, nil, cmp.Or(werr, err)
 	}
 	return status, answer, nil
+}
+
+// maxTraceField is the size in bytes of the longest value that traceFields returns: three of them
+// leave room in the 16 KiB of a head that package server reads.
+const maxTraceField = 4 << 10
+
+// traceFields returns the fields of a head that continue the trace of an environment
+// (OpenTelemetry's specification, "Environment Variables as Context Propagation Carriers"). Values
+// that no field can have are left out.
+func traceFields(env []string) string {
+	var fields strings.Builder
+	for _, name := range []string{"TRACEPARENT", "TRACESTATE", "BAGGAGE"} {
+		for _, variable := range env {
+			value, found := strings.CutPrefix(variable, name+"=")
+			unfit := strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' })
+			if found && value != "" && len(value) <= maxTraceField && !unfit {
+				fmt.Fprintf(&fields, "%s: %s\r\n", strings.ToLower(name), value)
+				break
+			}
+		}
+	}
+	return fields.String()
 }
 
 // readAnswer reads a response of HTTP/1.0 (RFC 1945, section 6), to the end of the

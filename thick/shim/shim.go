@@ -8,7 +8,8 @@
 // The daemon is one of package server, or Multus' thick plugin: the form on the socket is
 // Multus'. To the runtime that executes the shim it is like any other plugin: it checks the
 // CNI_* variables and the version, returns the result in the version of the configuration,
-// and a daemon's error object with its code and details.
+// and a daemon's error object with its code and details. A trace in its environment (TRACEPARENT)
+// is passed on to the daemon.
 //
 // ADD, CHECK and GC wait for a daemon that is about to start, for a limited time. DEL does
 // not wait: if no daemon is there, it is queued on the disk, and the next daemon carries it
@@ -125,7 +126,7 @@ func (c *call) run(ctx context.Context) ([]byte, error) {
 	if c.body, err = c.request(env); err != nil {
 		return nil, err
 	}
-	d := &daemon{socket: c.Socket, within: c.AnswerWithin}
+	d := &daemon{socket: c.Socket, within: c.AnswerWithin, trace: traceFields(c.Env)}
 	switch args.Command {
 	case wire.Del:
 		return nil, c.del(ctx, d)

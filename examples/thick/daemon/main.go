@@ -85,9 +85,14 @@ func serve(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	if err := cleanUp(ctx, rt, s, o.queue); err != nil {
+	drained, err := s.Drain(context.Background(), o.queue) // beside serving; a Shutdown ends it
+	if err == nil {
+		err = recoverDead(ctx, rt)
+	}
+	if err != nil {
 		return errors.Join(err, l.Close())
 	}
+	go func() { logDrained(<-drained) }()
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	slog.Info("serving", "socket", o.socket)
@@ -105,27 +110,26 @@ func serve(ctx context.Context, o options) error {
 	return err
 }
 
-// cleanUp does what came due while no daemon ran: the DELs that shims have queued, and the
-// removal of containers that are dead.
-func cleanUp(ctx context.Context, rt *cni.Runtime, s *server.Server, queue string) error {
-	drained, err := s.Drain(ctx, queue)
-	if err != nil {
-		return err
-	}
-	for outcome, dels := range map[string][]server.QueuedDel{"ended": drained.Ended, "dropped": drained.Dropped, "failed": drained.Failed} {
-		for _, d := range dels {
-			slog.Info("queued DEL", "outcome", outcome, "container", d.ContainerID, "interface", d.IfName, "network", d.Network, "error", d.Err)
-		}
-	}
-	if drained.Unreadable != nil {
-		slog.Error("queued DELs", "error", drained.Unreadable)
-	}
+// recoverDead removes the containers that died while no daemon ran.
+func recoverDead(ctx context.Context, rt *cni.Runtime) error {
 	recovered, err := rt.Recover(ctx)
 	if err != nil {
 		return err
 	}
 	slog.Info("recovered", "adopted", len(recovered.Adopted), "removed", len(recovered.Removed), "error", recovered.Err())
 	return nil
+}
+
+// logDrained logs what has become of the DELs that shims queued while no daemon ran.
+func logDrained(r *server.DrainReport) {
+	for outcome, dels := range map[string][]server.QueuedDel{"ended": r.Ended, "dropped": r.Dropped, "failed": r.Failed} {
+		for _, d := range dels {
+			slog.Info("queued DEL", "outcome", outcome, "container", d.ContainerID, "interface", d.IfName, "network", d.Network, "error", d.Err)
+		}
+	}
+	if r.Unreadable != nil {
+		slog.Error("queued DELs", "error", r.Unreadable)
+	}
 }
 
 // requested returns the networks that a container gets beside the first. A daemon for

@@ -50,7 +50,7 @@ type Options struct {
 	HostNetNS      string
 	Timeouts       Timeouts
 	EnvAllow       []string
-	AllowInsecure  bool
+	Insecure       []string
 	StrictPorts    bool
 	PortRange      ports.Range
 	WithoutReaping bool
@@ -110,7 +110,7 @@ func NewEngine(o Options, networks []*Network, previous *Engine) *Engine {
 		Choice: o.Choice, Env: env, Limit: o.Timeouts.of, Observe: o.Observe, Logger: o.Logger,
 		Bus: firewalld.Open(invoke.Variable(env, firewalld.Variable)), Locks: s.Store.Locks.Space, First: first, References: references,
 	}
-	s.runner.Root, s.runner.Dirs, s.runner.AllowInsecure = o.PluginRoot, o.PluginDirs, o.AllowInsecure
+	s.runner.Root, s.runner.Dirs, s.runner.Insecure = o.PluginRoot, o.PluginDirs, o.Insecure
 	s.abandoned = searchFor(s, previous)
 	own := *s.runner
 	own.Prefer = append(slices.Clone(own.Prefer), conflist.Loopback)

@@ -25,15 +25,12 @@ var ErrInsecure = errors.New("insecure file")
 //
 // It costs a system call for each part of the path. Off Unix, where mode bits do not
 // describe access, nothing is refused.
-func Trust(path string) error { return trust(path) }
+func Trust(path string) error { return trust(path, nil) }
 
-// TrustUnless is Trust, unless the caller's option WithInsecureFiles is set. A refusal
-// names the option.
-func TrustUnless(allowed bool, path string) error {
-	if allowed {
-		return nil
-	}
-	err := trust(path)
+// TrustUnless is Trust, but accepts these directories and whatever is in them: those of the
+// caller's option WithInsecureFiles. A refusal names the option.
+func TrustUnless(accepted []string, path string) error {
+	err := trust(path, accepted)
 	if errors.Is(err, ErrInsecure) {
 		return fmt.Errorf("%w, or allow insecure files (WithInsecureFiles)", err)
 	}

@@ -80,6 +80,31 @@ func TestFault_F52_AParentThatAnybodyCanWriteIsRefused(t *testing.T) {
 	}
 }
 
+// TestAcceptedDirectories, as the kubelet makes one of a ConfigMap: a directory that everybody
+// writes, with links to the files of the present state.
+func TestAcceptedDirectories(t *testing.T) {
+	root := t.TempDir()
+	path := filepath.Join(root, "volumes/networks/10-pods.conflist")
+	put(t, filepath.Join(root, "volumes/networks/..1/10-pods.conflist"), 0o755, 0o644)
+	expect.NoError(t, errors.Join(
+		os.Symlink("..1", filepath.Join(root, "volumes/networks/..data")),
+		os.Symlink("..data/10-pods.conflist", path),
+		os.Symlink("volumes", filepath.Join(root, "link")),
+		os.Chmod(filepath.Join(root, "volumes/networks"), 0o777)))
+	for dir, accepted := range map[string]bool{
+		"volumes/networks": true, "volumes": true, ".": true, "link": true, "/": true,
+		"volumes/network": false, "volumes/networks/..1": false, "missing": false,
+	} {
+		if !filepath.IsAbs(dir) {
+			dir = filepath.Join(root, dir)
+		}
+		err := TrustUnless([]string{dir}, path)
+		expect.That(t, accepted == !errors.Is(err, ErrInsecure), "with %s: %v", dir, err)
+	}
+	expect.NoError(t, os.Chmod(root, 0o777))
+	expect.That(t, errors.Is(TrustUnless([]string{filepath.Dir(path)}, path), ErrInsecure), "a parent that everybody writes was accepted")
+}
+
 // TestAnOwnerWithoutANumber: in a user namespace the host's root has no number,
 // and owns the system's directories.
 func TestAnOwnerWithoutANumber(t *testing.T) {

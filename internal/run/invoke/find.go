@@ -75,12 +75,12 @@ type Root string
 // Find returns the absolute path of a plugin type's executable: the first
 // regular file of that name, symbolic links followed, that may be executed.
 //
-// Unless allowInsecure, Find refuses with plainfile.ErrInsecure a file that other
+// But for the accepted directories, Find refuses with plainfile.ErrInsecure a file that other
 // users could have put there or written; see [plainfile.Trust]. It does not try the
 // directories after it, because that would be another plugin than the configured
 // one. A root that cannot be entered, or that other users may replace, is no
 // ErrNotFound for the same reason.
-func (r Root) Find(pluginType string, dirs []string, allowInsecure bool) (path string, err error) {
+func (r Root) Find(pluginType string, dirs []string, accepted []string) (path string, err error) {
 	var candidates []string
 	for _, dir := range dirs {
 		if dir == "" { // would mean the current directory
@@ -90,20 +90,20 @@ func (r Root) Find(pluginType string, dirs []string, allowInsecure bool) (path s
 			candidates = append(candidates, filepath.Join(dir, pluginType)+ext)
 		}
 	}
-	return r.first(pluginType, dirs, candidates, allowInsecure)
+	return r.first(pluginType, dirs, candidates, accepted)
 }
 
 // Check returns nil if the previously found executable of a plugin type is still
 // one that Find would return, and ErrNotFound if it is gone.
-func (r Root) Check(pluginType, path string, allowInsecure bool) error {
-	_, err := r.first(pluginType, []string{filepath.Dir(path)}, []string{path}, allowInsecure)
+func (r Root) Check(pluginType, path string, accepted []string) error {
+	_, err := r.first(pluginType, []string{filepath.Dir(path)}, []string{path}, accepted)
 	return err
 }
 
 // first returns the first of the candidates that can be executed.
-func (r Root) first(pluginType string, dirs, candidates []string, allowInsecure bool) (path string, err error) {
+func (r Root) first(pluginType string, dirs, candidates []string, accepted []string) (path string, err error) {
 	missing := &notFoundError{plugin: pluginType, dirs: dirs}
-	err = r.trusted(allowInsecure, func() error {
+	err = r.trusted(accepted, func() error {
 		if err := CheckType(pluginType); err != nil {
 			return err
 		}
@@ -115,7 +115,7 @@ func (r Root) first(pluginType string, dirs, candidates []string, allowInsecure 
 				missing.note(err)
 				continue
 			}
-			if err := plainfile.TrustUnless(allowInsecure, path); err != nil {
+			if err := plainfile.TrustUnless(accepted, path); err != nil {
 				return fmt.Errorf("plugin %q: %w", pluginType, err)
 			}
 			return nil
@@ -129,11 +129,11 @@ func (r Root) first(pluginType string, dirs, candidates []string, allowInsecure 
 }
 
 // trusted is Do, unless other users may replace the root.
-func (r Root) trusted(allowInsecure bool, fn func() error) error {
+func (r Root) trusted(accepted []string, fn func() error) error {
 	if r == "" {
 		return fn()
 	}
-	if err := plainfile.TrustUnless(allowInsecure, string(r)); err != nil {
+	if err := plainfile.TrustUnless(accepted, string(r)); err != nil {
 		return r.error(err)
 	}
 	return r.Do(fn)

@@ -159,11 +159,11 @@ func write(t *testing.T, dir, name string) string {
 // TestAMissingRootIsNoMissingPlugin, so that no other plugin runs in its place.
 func TestAMissingRootIsNoMissingPlugin(t *testing.T) {
 	none := Root(filepath.Join(t.TempDir(), "none"))
-	_, err := none.Find("bridge", []string{"/bin"}, false)
+	_, err := none.Find("bridge", []string{"/bin"}, nil)
 	expect.That(t, err != nil && !errors.Is(err, ErrNotFound), "Find: %v", err)
-	err = none.Check("bridge", "/bin/bridge", false)
+	err = none.Check("bridge", "/bin/bridge", nil)
 	expect.That(t, err != nil && !errors.Is(err, ErrNotFound), "Check: %v", err)
-	_, err = none.Find("bridge", []string{"/bin"}, true)
+	_, err = none.Find("bridge", []string{"/bin"}, []string{"/"})
 	expect.That(t, err != nil && !errors.Is(err, ErrNotFound), "with insecure files: %v", err)
 	expect.Is(t, expect.Err(Run(t.Context(), Request{Path: "/bin/true", Root: none}, Limits{})), ErrNotStarted)
 }

@@ -28,19 +28,19 @@ const (
 
 // Choice decides which plugin runs for a type.
 type Choice struct {
-	BuiltIn       func(typ string) plugin.Plugin // nil for a type that is not built in
-	Registered    map[string]plugin.Plugin
-	Prefer        []string // types whose built-in plugin takes precedence over an executable
-	PreferAll     bool
-	Root          invoke.Root // of executables
-	Dirs          []string    // of executables, in Root
-	AllowInsecure bool        // accept executables that other users can replace
+	BuiltIn    func(typ string) plugin.Plugin // nil for a type that is not built in
+	Registered map[string]plugin.Plugin
+	Prefer     []string // types whose built-in plugin takes precedence over an executable
+	PreferAll  bool
+	Root       invoke.Root // of executables
+	Dirs       []string    // of executables, in Root
+	Insecure   []string    // directories in which executables are accepted that other users can replace
 }
 
 // Key is equal for choices that run the same plugins. Of registered plugins only their
 // types matter.
 func (c Choice) Key() string {
-	return fmt.Sprintf("%q %t %q %q %t %q %t", c.Prefer, c.PreferAll, c.Root, c.Dirs, c.AllowInsecure,
+	return fmt.Sprintf("%q %t %q %q %q %q %t", c.Prefer, c.PreferAll, c.Root, c.Dirs, c.Insecure,
 		slices.Sorted(maps.Keys(c.Registered)), c.BuiltIn(conflist.Bridge) != nil)
 }
 
@@ -98,7 +98,7 @@ func (c Choice) standIn(typ string) Provider {
 
 // executable finds an executable in the plugin directories.
 func (c Choice) executable(typ string) (Provider, error) {
-	path, err := c.Root.Find(typ, c.Dirs, c.AllowInsecure)
+	path, err := c.Root.Find(typ, c.Dirs, c.Insecure)
 	if err != nil {
 		return Provider{}, err
 	}
@@ -136,7 +136,7 @@ func (c Choice) recorded(p record.Plugin) (Provider, error) {
 		return Provider{}, &MissingError{p.Type, "the one built in", "name WithBuiltinPlugins or WithBuiltinFallback"}
 	}
 	if p.Path != "" {
-		err := c.Root.Check(p.Type, p.Path, c.AllowInsecure)
+		err := c.Root.Check(p.Type, p.Path, c.Insecure)
 		if !errors.Is(err, invoke.ErrNotFound) {
 			return Provider{Kind: Executable, Path: p.Path, elsewhere: !c.isDir(filepath.Dir(p.Path))}, err
 		}

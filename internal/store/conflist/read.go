@@ -36,8 +36,8 @@ func (e *FileError) Unwrap() error { return e.Err }
 
 // Reader reads configuration files.
 type Reader struct {
-	// AllowInsecure accepts files that every user may write.
-	AllowInsecure bool
+	// Insecure are directories in which files are accepted that every user may write.
+	Insecure []string
 }
 
 // Single reads a file with one plugin's configuration.
@@ -167,7 +167,7 @@ func (r Reader) read(path string) ([]byte, error) {
 	if !fi.Mode().IsRegular() {
 		return nil, fmt.Errorf("%w: not a regular file but %s", ErrRead, fi.Mode().Type())
 	}
-	if err := plainfile.TrustUnless(r.AllowInsecure, path); err != nil {
+	if err := plainfile.TrustUnless(r.Insecure, path); err != nil {
 		return nil, err
 	}
 	data, err := plainfile.ReadUpTo(path, maxFile)

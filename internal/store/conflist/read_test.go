@@ -122,7 +122,7 @@ func TestFault_F24_WorldWritableConfiguration(t *testing.T) {
 			_, err := conflist.Reader{}.File(path)
 			refused := errors.Is(err, plainfile.ErrInsecure)
 			expect.That(t, refused == test.refused && (err != nil) == test.refused, "error %v, want a refusal: %v", err, test.refused)
-			expect.Succeeds(t, "though allowed", expect.Err((conflist.Reader{AllowInsecure: true}).File(path)))
+			expect.Succeeds(t, "though allowed", expect.Err((conflist.Reader{Insecure: []string{"/"}}).File(path)))
 		})
 	}
 }

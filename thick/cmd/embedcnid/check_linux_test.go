@@ -29,7 +29,7 @@ func TestCheck(t *testing.T) {
 			s.WriteConf("30-x.conflist", `{"cniVersion": "1.0.0", "name": "x", "plugins": [{"type": "embedcni-shim"}]}`)
 		}, code: 1, want: "confDir: network \"x\": plugin embedcni-shim would ask this daemon itself; its conflist is for the runtime's directory\n"},
 		"a broken conflist": {change: func(s *site) { s.WriteConf("30-x.conflist", `{`) }, code: 1, want: "confDir: DIR/net.d/30-x.conflist: error parsing configuration list: unexpected end of JSON input at line 1, column 1\n"},
-		"a ConfigMap":       {change: func(s *site) { expect.NoError(s.t, os.Chmod(s.ConfDir, 0o777)) }, args: []string{"--insecureFiles"}, code: 0, want: "nothing is wrong\n"},
+		"a ConfigMap":       {change: func(s *site) { expect.NoError(s.t, os.Chmod(s.ConfDir, 0o777)) }, args: []string{"--insecureFiles=/"}, code: 0, want: "nothing is wrong\n"},
 		"others' files":     {change: func(s *site) { expect.NoError(s.t, os.Chmod(s.ConfDir, 0o777)) }, code: 1, want: "confDir: cni config load failed: no network config found in DIR/net.d that is valid; DIR/net.d/10-podnet.conflist: DIR/net.d (mode drwxrwxrwx, owner 0) is writable by everybody: run chmod o-w on it, or allow insecure files (WithInsecureFiles); DIR/net.d/20-storage.conflist: DIR/net.d (mode drwxrwxrwx, owner 0) is writable by everybody: run chmod o-w on it, or allow insecure files (WithInsecureFiles): invalid cni config: cni plugin not initialized: failed to load cni config\n"},
 		"no cluster":        {args: []string{"--kubernetes.enabled", "--kubernetes.node=n", "--kubernetes.kubeconfig=/none"}, code: 1, want: "kubernetes.kubeconfig: stat /none: no such file or directory\n"},
 		"no networks": {change: func(s *site) {

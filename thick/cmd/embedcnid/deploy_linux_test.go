@@ -26,6 +26,7 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/thick/cmd/embedcnid/internal/config"
 	"github.com/embedcni/cni/thick/cmd/embedcnid/internal/daemon"
+	"github.com/embedcni/cni/thick/kube/kubelet"
 )
 
 const deploy = "../../../deploy"
@@ -74,6 +75,7 @@ func TestTheDaemonSet(t *testing.T) {
 	shared := corev1.MountPropagationBidirectional
 	for path, of := range map[string]string{
 		"/etc/embedcni": "the file", c.ConfDir: "confDir", filepath.Dir(c.Socket): "socket", c.StateDir: "stateDir", filepath.Dir(c.QueueDir): "queueDir", c.PluginRoot: "pluginRoot",
+		filepath.Dir(kubelet.DefaultSocket): "devices", "/var/run/k8s.cni.cncf.io": "files of devices",
 	} {
 		expect.That(t, mounts[path].Name != "", "%s: nothing is mounted at %s", of, path)
 	}
@@ -130,7 +132,7 @@ func wantVolumes(t *testing.T, spec corev1.PodSpec) {
 func TestTheNetworksOfTheManifest(t *testing.T) {
 	c := config.Default()
 	c.ConfDir, c.StateDir, c.QueueDir = expect.Value(filepath.Abs(filepath.Join(deploy, "kubernetes", "networks")))(t), t.TempDir(), t.TempDir()
-	c.InsecureFiles = true // whoever has cloned the tree
+	c.InsecureFiles = []string{"/"} // whoever has cloned the tree
 	expect.Empty(t, "findings", daemon.Check(&c))
 	var list struct {
 		Plugins []struct {

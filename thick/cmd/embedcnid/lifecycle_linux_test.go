@@ -3,7 +3,6 @@ package main
 import (
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -30,6 +29,10 @@ func TestTheGuardBegins(t *testing.T) {
 	status, text := get(t, "/readyz")
 	expect.Same(t, "status", status, 200)
 	expect.Contains(t, "/readyz", text, "[+]guard\n")
+	expect.Eventually(t, "the repair is counted", func() bool { // the log has it first
+		_, text := get(t, "/metrics")
+		return strings.Contains(text, "\nembedcni_guard_events_total{kind=\"repaired\"} 1\n")
+	})
 	expect.NoError(t, s.del(ctx, c))
 	delete(s.config, "guard")
 	s.write()
@@ -83,9 +86,7 @@ func TestANewDirectoryOfNetworks(t *testing.T) {
 func TestAShutdownEndsACall(t *testing.T) {
 	s, ctx := newSite(t), t.Context()
 	started := s.path("started")
-	plugin := "#!/bin/sh\n[ \"$CNI_COMMAND\" != ADD ] || { : >" + started + "; exec sleep 1000; }\n"
-	expect.NoError(t, os.WriteFile(filepath.Join(s.PluginDir, "slow"), []byte(plugin), 0o755))
-	s.WriteConf("30-slow.conflist", `{"cniVersion": "1.0.0", "name": "slow", "plugins": [{"type": "slow"}]}`)
+	s.plugin("slow", `[ "$CNI_COMMAND" != ADD ] || { : >`+started+`; exec sleep 1000; }`)
 	s.config["shutdownGrace"] = "10ms"
 	s.write()
 	p := s.start()

@@ -47,7 +47,7 @@ func TestADaemonInAPod(t *testing.T) {
 	plugin := "#!/bin/sh\n{ echo begin; ls " + hostRoot + "; echo end; } >>" + seen + "\n[ \"$CNI_COMMAND\" != ADD ] || echo '{\"cniVersion\": \"1.0.0\"}'\n"
 	expect.NoError(t, os.WriteFile(filepath.Join(s.PluginDir, "vendor"), []byte(plugin), 0o755))
 	s.WriteConf("30-vendor.conflist", `{"cniVersion": "1.0.0", "name": "vendor", "plugins": [{"type": "vendor"}]}`)
-	s.config["pluginRoot"], s.config["insecureFiles"] = hostRoot, true
+	s.config["pluginRoot"], s.config["insecureFiles"] = hostRoot, []string{s.ConfDir}
 	expect.NoError(t, os.Chmod(s.ConfDir, 0o777))
 	s.write()
 	s.share()

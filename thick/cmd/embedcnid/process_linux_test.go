@@ -193,7 +193,7 @@ func (s *site) startAs(cmd *exec.Cmd) *process {
 func (p *process) find(message string, with ...string) entry {
 	p.t.Helper()
 	return p.findLine(fmt.Sprintf("%q %v", message, with), func(e entry, line string) bool {
-		return e["msg"] == message && !slices.ContainsFunc(with, func(part string) bool { return !strings.Contains(line, part) })
+		return e["msg"] == message && containsAll(line, with...)
 	})
 }
 
@@ -224,6 +224,21 @@ func (p *process) findLine(what string, is func(e entry, line string) bool) entr
 			p.t.Fatalf("waited for %s:\n%s", what, p.log.String())
 		}
 	}
+}
+
+// logged waits for a line that may have been read already.
+func (p *process) logged(message string, with ...string) {
+	p.t.Helper()
+	for line := range strings.Lines(p.log.String()) {
+		if containsAll(line, append(with, `"msg":"`+message+`"`)...) {
+			return
+		}
+	}
+	p.find(message, with...)
+}
+
+func containsAll(text string, parts ...string) bool {
+	return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(text, part) })
 }
 
 // rest returns the whole log of a daemon that has ended.
@@ -284,6 +299,13 @@ func (s *site) list() *libcni.NetworkConfigList {
 	text := fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "node", "plugins": [
 		{"type": "embedcni-shim", "daemonSocketDir": %q, "capabilities": {"portMappings": true}}]}`, s.path("run"))
 	return expect.Value(libcni.ConfListFromBytes([]byte(text)))(s.t)
+}
+
+// plugin installs a shell script as a plugin, and makes a network of it with the same name.
+func (s *site) plugin(name, script string) {
+	s.t.Helper()
+	expect.NoError(s.t, os.WriteFile(filepath.Join(s.PluginDir, name), []byte("#!/bin/sh\n"+script), 0o755))
+	s.WriteConf("30-"+name+".conflist", fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [{"type": %q}]}`, name, name))
 }
 
 // container returns a container that asks for networks in CNI_ARGS.

@@ -57,6 +57,7 @@ func TestStandalone(t *testing.T) {
 	}
 	expect.That(t, regexp.MustCompile(`"level":"DEBUG"[^\n]*bridge[^\n]*"container":"web"|"container":"web"[^\n]*"level":"DEBUG"[^\n]*bridge`).MatchString(log), "no plugin call is in the log:\n%s", log)
 	expect.Lacks(t, "log", log, `"level":"WARN"`)
+	expect.Lacks(t, "log", log, "traces")
 }
 
 // TestARefusedCallIsNamed: by its container, network, verb, code and reason.
@@ -151,6 +152,10 @@ func TestReload(t *testing.T) {
 	p.find("configuration reloaded", `"changed":null`)
 	s.wantNotified(reloading, ready)
 	stop()
+	_, text := get(t, "/metrics")
+	for _, outcome := range []string{"failure", "success"} {
+		expect.That(t, regexp.MustCompile(`(?m)^embedcnid_config_reloads_total{outcome="`+outcome+`"} [1-9]`).MatchString(text), "no %s is counted:\n%s", outcome, text)
+	}
 	c := s.container("late", "")
 	result := expect.Value(types100.NewResultFromResult(expect.Value(s.add(t.Context(), c))(t)))(t)
 	address := result.IPs[0].Address // the last of the others may have had the first one
@@ -257,6 +262,8 @@ func TestNetworksThatCannotBeLoaded(t *testing.T) {
 		})
 	}
 	want(503, "[-]networks: ", file)
+	_, text := get(t, "/metrics")
+	expect.Contains(t, "/metrics", text, `embedcnid_condition{condition="networks",state="unmet"} 1`, `embedcnid_condition{condition="networks",state="met"} 0`)
 	c := s.container("web", "")
 	_, err := s.add(t.Context(), c)
 	expect.Fails(t, "an ADD without a network", err)
@@ -276,8 +283,8 @@ func TestNetworksThatCannotBeLoaded(t *testing.T) {
 	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
 }
 
-// TestTheDaemonIsKilled: a DEL meanwhile is carried out by the next one before it serves, a
-// container that has died is removed, and one that lives is kept.
+// TestTheDaemonIsKilled: the next one carries out a DEL that came meanwhile, and keeps a
+// container that lives.
 func TestTheDaemonIsKilled(t *testing.T) {
 	s, ctx := newSite(t), t.Context()
 	p := s.start()
@@ -289,8 +296,12 @@ func TestTheDaemonIsKilled(t *testing.T) {
 	expect.NoError(t, s.del(ctx, ends))
 	expect.Same(t, "interfaces before", interfaces(t, ends), []string{"lo", "eth0", "net1"})
 	p = s.start()
-	expect.Contains(t, "log", p.log.String(), `"msg":"queued DEL"`, `"outcome":"ended"`, `"container":"ends"`, `"adopted":1`)
+	p.logged("queued DEL", `"outcome":"ended"`, `"container":"ends"`)
 	expect.Same(t, "interfaces after", [][]string{interfaces(t, lives), interfaces(t, ends)}, [][]string{{"lo", "eth0", "net1"}, {"lo"}})
+	expect.Eventually(t, "the queued DEL is counted", func() bool {
+		_, text := get(t, "/metrics")
+		return strings.Contains(text, "\nembedcni_server_queued_dels_total{outcome=\"ended\"} 1\n")
+	})
 	expect.NoError(t, s.cni.CheckNetworkList(ctx, s.list(), lives), s.del(ctx, lives))
 	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
 }

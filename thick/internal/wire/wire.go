@@ -31,6 +31,7 @@ const SocketName = "multus.sock"
 // v4.3.0 or older.
 const (
 	PathCNI    = "/cni"
+	PathOldCNI = "/" // of shims before Multus v4.0.0, which ask for no readiness
 	PathHealth = "/healthz"
 	PathReady  = "/readyz"
 )

@@ -1,6 +1,7 @@
 // Command annotations parses values of the annotation that names the networks of a pod as
 // Multus does. It reads a JSON array of strings, and writes one of objects: the networks that
-// Multus' parser returns, or its error.
+// Multus' parser returns, or its error. With the argument keys it writes the keys that Multus
+// has in its configurations and in the elements of the annotation, with the kinds of their values.
 package main
 
 import (
@@ -20,6 +21,10 @@ type parsed struct {
 }
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == "keys" {
+		writeKeys()
+		return
+	}
 	var values []string
 	if err := json.NewDecoder(os.Stdin).Decode(&values); err != nil {
 		log.Fatal(err)

@@ -30,7 +30,7 @@ type Config struct {
 	BuiltinPlugins []string // AllTypes alone, or types
 	PluginEnv      []string
 	StrictPorts    bool
-	InsecureFiles  bool
+	InsecureFiles  []string
 	GC             bool
 
 	Timeouts   cni.Timeouts
@@ -97,7 +97,7 @@ func Default() Config {
 		ConfDir:       "/etc/embedcni/net.d",
 		Networks:      First,
 		PluginDirs:    []string{cni.DefaultCNIDir},
-		Timeouts:      cni.Timeouts{Add: 3 * time.Minute, Del: time.Minute, Check: time.Minute, Status: 10 * time.Second},
+		Timeouts:      cni.Timeouts{Add: 3 * time.Minute, Del: 50 * time.Second, Check: time.Minute, Status: 10 * time.Second},
 		Retry:         cni.Retry{Attempts: 1, Delay: 100 * time.Millisecond, MaxDelay: 5 * time.Second},
 		Limits: server.Limits{
 			Concurrent: 16, Queued: 1024, Request: 4 << 20, Requests: 32 << 20, Deadline: 4 * time.Minute, Transfer: 10 * time.Second,

@@ -49,7 +49,7 @@ func networkKeys() []Key {
 		{"builtinPlugins", true, "types that run in process although they are installed, or [all]; types that are not installed run in process if they can", func(c *Config) any { return &c.BuiltinPlugins }},
 		{"pluginEnv", false, "more variables of the environment that plugins get; an ending * stands for any rest", func(c *Config) any { return &c.PluginEnv }},
 		{"strictPorts", false, "refuse to forward a port of the host that a process uses", func(c *Config) any { return &c.StrictPorts }},
-		{"insecureFiles", false, "accept conflists and plugins that other users may write, such as those in a mounted ConfigMap", func(c *Config) any { return &c.InsecureFiles }},
+		{"insecureFiles", false, "directories in which conflists and plugins are accepted that other users may write, such as a mounted ConfigMap", func(c *Config) any { return &c.InsecureFiles }},
 		{"gc", true, "carry out GC calls; otherwise they succeed and do nothing. A runtime's GC ends what other runtimes attached to the same network", func(c *Config) any { return &c.GC }},
 		{"guard.classes", true, "what is put back when others remove it: rules, links, routes", func(c *Config) any { return &c.Guard.Classes }},
 		{"guard.legacyInterval", true, "how often rules in the legacy tables of iptables are looked at; 0s: never", func(c *Config) any { return &c.Guard.LegacyInterval }},

@@ -65,9 +65,14 @@ func (c *Config) paths() (all []error) {
 			all = append(all, fmt.Errorf("%s: %q is not an absolute path", p.key, p.path))
 		}
 	}
-	for _, dir := range c.PluginDirs {
-		if !filepath.IsAbs(dir) {
-			all = append(all, fmt.Errorf("pluginDirs: %q is not an absolute path", dir))
+	for _, k := range []struct {
+		key  string
+		dirs []string
+	}{{"pluginDirs", c.PluginDirs}, {"insecureFiles", c.InsecureFiles}} {
+		for _, dir := range k.dirs {
+			if !filepath.IsAbs(dir) {
+				all = append(all, fmt.Errorf("%s: %q is not an absolute path", k.key, dir))
+			}
 		}
 	}
 	return all

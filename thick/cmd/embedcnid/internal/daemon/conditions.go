@@ -3,6 +3,8 @@ package daemon
 import (
 	"strings"
 	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // state is that of a condition, as /readyz shows it.
@@ -58,4 +60,28 @@ func (c *conditions) report() (ready bool, text string) {
 		b.WriteByte('\n')
 	}
 	return ready, b.String()
+}
+
+// inMetrics describes the metric of the conditions. A condition has one of three states.
+func inMetrics() *prometheus.Desc {
+	return prometheus.NewDesc("embedcnid_condition", "1 for the state of each condition of /readyz.", []string{"condition", "state"}, nil)
+}
+
+// Describe and Collect make the conditions a prometheus.Collector.
+func (c *conditions) Describe(to chan<- *prometheus.Desc) { to <- inMetrics() }
+
+// Collect sends a metric for each state of each condition.
+func (c *conditions) Collect(to chan<- prometheus.Metric) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, name := range c.order {
+		is, _ := c.all[name]()
+		for s, label := range map[state]string{met: "met", unmet: "unmet", doubtful: "doubtful"} {
+			value := 0.0
+			if s == is {
+				value = 1
+			}
+			to <- prometheus.MustNewConstMetric(inMetrics(), prometheus.GaugeValue, value, name, label)
+		}
+	}
 }

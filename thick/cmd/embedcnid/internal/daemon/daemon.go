@@ -15,11 +15,11 @@ import (
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/thick/backend"
 	"github.com/embedcni/cni/thick/cmd/embedcnid/internal/config"
+	"github.com/embedcni/cni/thick/kube/kubelet"
 	"github.com/embedcni/cni/thick/metrics"
 	"github.com/embedcni/cni/thick/server"
 )
@@ -44,6 +44,11 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	end, err := trace(os.Getenv, o.Version, d.log)
+	if err != nil {
+		return err
+	}
+	defer end()
 	return d.run(ctx)
 }
 
@@ -59,11 +64,13 @@ type daemon struct {
 	server     *server.Server
 	cluster    *cluster // nil without Kubernetes
 	metrics    *metrics.Metrics
+	own        own
 	probes     probes
 	conditions conditions
 	guarding   guarding
 	systemd    systemd
 	changed    chan struct{} // has an element after a change of the file
+	recovered  chan struct{} // closed when the dead are removed
 }
 
 // assemble makes all parts. None of them runs yet.
@@ -72,17 +79,19 @@ func assemble(o Options) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{Options: o, changed: make(chan struct{}, 1)}
+	d := &daemon{Options: o, changed: make(chan struct{}, 1), recovered: make(chan struct{})}
 	d.config.Store(&c)
 	d.level.Set(c.Log.SlogLevel())
 	d.log = slog.New(handler(c.Log, o.Log, &d.level))
 	d.systemd.log = d.log
-	d.guarding = guarding{log: d.log, conditions: &d.conditions}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if d.own, err = newOwn(registry, o.Version, &d.conditions); err != nil {
+		return nil, err
+	}
 	if d.metrics, err = metrics.New(registry); err != nil {
 		return nil, err
 	}
+	d.guarding = guarding{log: d.log, conditions: &d.conditions, report: d.metrics.Guard}
 	d.probes = newProbes(d.log, &d.conditions, registry)
 	d.runtime, err = cni.New(append(settings(&c), cni.WithLogger(d.log), cni.WithObserver(d.metrics.Plugin))...)
 	if err != nil {
@@ -91,7 +100,10 @@ func assemble(o Options) (*daemon, error) {
 	if err := d.metrics.Attachments(d.runtime.Attachments); err != nil {
 		return nil, err
 	}
-	return d, d.assembleServer(&c)
+	if err := d.assembleServer(&c); err != nil {
+		return nil, err
+	}
+	return d, d.metrics.Server(d.server.Stats)
 }
 
 // assembleServer makes the server, over a Backend that answers for one of the two lives.
@@ -102,8 +114,10 @@ func (d *daemon) assembleServer(c *config.Config) (err error) {
 		if d.cluster, err = connect(c.Kubernetes, d.networkInFile, d.log); err != nil {
 			return err
 		}
-		o.Networks, o.Lookup, o.OnStatus = d.cluster.pods.Networks, d.cluster.pods.Configuration, d.cluster.pods.SetStatus
-		so.Kubernetes, so.PodUID = true, d.cluster.pods.UID
+		pods := d.cluster.pods
+		o.Networks, o.DefaultNetwork, o.Lookup, o.OnStatus = pods.Networks, pods.DefaultNetwork, pods.Configuration, pods.SetStatus
+		o.Devices = kubelet.Devices{}
+		so.Kubernetes, so.PodUID = true, pods.UID
 		d.conditions.ask("kubernetes", d.cluster.condition)
 	}
 	d.server, err = server.New(&calls{backend.New(d.runtime, o), d}, so)
@@ -124,13 +138,13 @@ func handler(c config.Log, to io.Writer, level slog.Leveler) slog.Handler {
 	return slog.NewTextHandler(to, o)
 }
 
-// run does the work of a daemon in its order: whoever asks from the moment that it listens
-// on waits until what came due before is done.
+// run does the work of a daemon in its order. From the moment that it listens on, a shim asks
+// and queues no DEL. ADDs of the containers in the queue wait until their DELs have ended.
 func (d *daemon) run(ctx context.Context) error {
 	c := d.config.Load()
-	for _, name := range []string{"listening", "drained", "recovered"} {
-		d.conditions.set(name, unmet, "not yet")
-	}
+	d.conditions.set("listening", unmet, "not yet")
+	d.conditions.set("drained", doubtful, "queued DELs are being carried out")
+	d.conditions.set("recovered", doubtful, "dead containers are being removed")
 	d.conditions.set("configuration", met, "")
 	if err := d.probes.listen(c.HTTP.Address); err != nil {
 		return err
@@ -141,25 +155,26 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	d.loadNetworks(c)
-	defer d.begin(ctx)()
-	if err := d.cleanUp(ctx, c.QueueDir); err != nil {
-		if ctx.Err() != nil { // what is left is the next daemon's
-			return l.Close()
-		}
+	drained, err := d.server.Drain(context.WithoutCancel(ctx), c.QueueDir) // a Shutdown ends it
+	if err != nil {
 		return errors.Join(err, l.Close())
 	}
+	start, end := d.begin(ctx)
+	defer end()
+	start(func(beside context.Context) { d.awaitDrained(beside, drained) })
+	go d.removeDead(ctx)
+	first, cancel := context.WithTimeout(ctx, recoverFirst)
+	defer cancel()
+	d.awaitRecovered(first)
 	return d.serve(ctx, l)
 }
 
-// begin starts what goes on beside the calls. The function ends it: after the calls, which
-// may need it.
-func (d *daemon) begin(ctx context.Context) (end func()) {
+// begin starts what goes on beside the calls, and so does start. The function end ends it: after
+// the calls, which may need it.
+func (d *daemon) begin(ctx context.Context) (start func(func(context.Context)), end func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var all sync.WaitGroup
-	start := func(f func(context.Context)) {
-		all.Add(1)
-		go func() { defer all.Done(); f(ctx) }()
-	}
+	start = func(f func(context.Context)) { all.Go(func() { f(ctx) }) }
 	start(d.watchNetworks)
 	if d.Path != "" {
 		start(d.watchFile)
@@ -170,7 +185,7 @@ func (d *daemon) begin(ctx context.Context) (end func()) {
 	if d.config.Load().HealthInterval > 0 {
 		start(d.measureHealth)
 	}
-	return func() {
+	return start, func() {
 		d.guarding.end()
 		cancel()
 		all.Wait()
@@ -204,7 +219,7 @@ func (d *daemon) serve(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// shutdown lets calls under way end.
+// shutdown lets calls under way end, and removals.
 func (d *daemon) shutdown(served <-chan error) error {
 	grace := d.config.Load().ShutdownGrace
 	d.log.Info("shutting down", "grace", grace)
@@ -213,6 +228,7 @@ func (d *daemon) shutdown(served <-chan error) error {
 	late, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
 	err := d.server.Shutdown(late)
+	d.awaitRecovered(late)
 	if ended := <-served; !errors.Is(ended, http.ErrServerClosed) {
 		err = errors.Join(err, ended)
 	}

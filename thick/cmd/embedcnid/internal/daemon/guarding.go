@@ -14,6 +14,7 @@ import (
 type guarding struct {
 	log        *slog.Logger
 	conditions *conditions
+	report     func(guard.Event)
 	config     config.Guard
 	stop       func()
 }
@@ -37,7 +38,7 @@ func (g *guarding) guard(rt *cni.Runtime, c config.Guard) {
 	go func() {
 		defer close(ended)
 		g.conditions.set("guard", met, "")
-		if err := guard.Run(ctx, rt, guard.Options{Classes: c.Class(), LegacyInterval: c.LegacyInterval, Logger: g.log}); err != nil {
+		if err := guard.Run(ctx, rt, guard.Options{Classes: c.Class(), LegacyInterval: c.LegacyInterval, Report: g.report, Logger: g.log}); err != nil {
 			g.log.Error("nothing is guarded any more", "error", err)
 			g.conditions.set("guard", doubtful, err.Error())
 		}

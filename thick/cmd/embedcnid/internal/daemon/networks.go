@@ -25,8 +25,8 @@ func settings(c *config.Config) []cni.Opt {
 	if c.StrictPorts {
 		opts = append(opts, cni.WithStrictPorts())
 	}
-	if c.InsecureFiles {
-		opts = append(opts, cni.WithInsecureFiles())
+	if len(c.InsecureFiles) > 0 {
+		opts = append(opts, cni.WithInsecureFiles(c.InsecureFiles...))
 	}
 	return opts
 }
@@ -115,11 +115,12 @@ func inArguments(_ context.Context, r *server.Request) (string, error) {
 }
 
 // lookup finds a network of inArguments by its name.
-func (d *daemon) lookup(_ context.Context, r *server.Request, s multinet.Selection) ([]byte, error) {
+func (d *daemon) lookup(_ context.Context, r *server.Request, s multinet.Selection) (found multinet.Definition, err error) {
 	if s.Namespace != r.Pod.Namespace {
-		return nil, errors.New("it is in another namespace than the container")
+		return found, errors.New("it is in another namespace than the container")
 	}
-	return d.networkInFile(s.Name)
+	found.Config, err = d.networkInFile(s.Name)
+	return found, err
 }
 
 // networkInFile returns the configuration of a network of the directory, loaded or not.

@@ -20,6 +20,7 @@ func (d *daemon) reload(asked bool) {
 	merged := old
 	var changed, restart []string
 	next, err := d.Load()
+	defer func() { d.own.reload(err) }()
 	if err == nil {
 		merged, changed, restart = old.Merge(next)
 	}
@@ -30,7 +31,8 @@ func (d *daemon) reload(asked bool) {
 	d.systemd.reloading()
 	defer d.systemd.ready()
 	if aerr := d.apply(&merged); aerr != nil {
-		d.noteConfiguration(aerr, restart, asked)
+		err = aerr
+		d.noteConfiguration(err, restart, asked)
 	} else if err == nil {
 		d.log.Info("configuration reloaded", "changed", changed)
 	}
