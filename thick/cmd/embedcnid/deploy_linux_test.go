@@ -144,7 +144,8 @@ func TestTheNetworksOfTheManifest(t *testing.T) {
 	expect.Same(t, "plugin", fmt.Sprint(list.Plugins), fmt.Sprintf("[{%s %s}]", daemon.ShimType, filepath.Dir(c.Socket)))
 }
 
-// TestTheInitContainer installs its files, the second time over the first ones.
+// TestTheInitContainer installs its files, the second time over the first ones, and leaves an
+// installed plugin loopback alone.
 func TestTheInitContainer(t *testing.T) {
 	install := manifest[appsv1.DaemonSet](t, "daemonset.yaml", "DaemonSet").Spec.Template.Spec.InitContainers[0]
 	dir := t.TempDir()
@@ -170,9 +171,13 @@ func TestTheInitContainer(t *testing.T) {
 			return err
 		}))
 		expect.Same(t, "files", got, map[string]string{
-			"/host/opt/cni/bin/embedcni-shim": "-rwxr-xr-x " + content, "/host/etc/cni/net.d/00-embedcni.conflist": "-rw-r--r-- " + content,
+			"/host/opt/cni/bin/embedcni-shim": "-rwxr-xr-x " + content, "/host/opt/cni/bin/loopback": "Lrwxrwxrwx " + content,
+			"/host/etc/cni/net.d/00-embedcni.conflist": "-rw-r--r-- " + content,
 		})
 	}
+	loopback := filepath.Join(dir, "host/opt/cni/bin/loopback")
+	expect.NoError(t, os.Remove(loopback), os.WriteFile(loopback, []byte("another"), 0o755), exec.Command(install.Command[0], install.Command[1], script).Run())
+	expect.Same(t, "loopback", string(expect.Value(os.ReadFile(loopback))(t)), "another")
 }
 
 // TestTheImagesBases: the Go is that of the modules, because the image of Go fetches no other,
