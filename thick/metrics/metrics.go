@@ -100,7 +100,7 @@ func New(registerer prometheus.Registerer) (*Metrics, error) {
 		pluginErrors: counter("plugin_errors_total", "Failed plugin calls.", "plugin", "kind", "verb"),
 		containers:   gauge("containers", "Containers by the verdict of the last Health.", "verdict"),
 		swept:        counter("swept_total", "Containers and leftovers that Recover and GC removed, and parts that Recover made again.", "what"),
-		unswept:      gauge("unswept", "Containers and leftovers that the last Recover or GC could not or must not remove.", "what"),
+		unswept:      gauge("unswept", "Containers and leftovers that could not or must not be removed.", "what"),
 		guard:        counter("guard_events_total", "Events of a guard.", "kind"),
 	}
 	m.begin()
@@ -236,6 +236,12 @@ func (m *Metrics) Report(r *cni.Report) {
 	for what, n := range map[string]int{"failed": len(r.Failed), "skipped": len(r.Skipped), "leftovers": len(r.Left)} {
 		m.unswept.WithLabelValues(what).Set(float64(n))
 	}
+}
+
+// Retried notes a RetryRemovals: which of the containers that could not be removed are left.
+func (m *Metrics) Retried(r *cni.Report) {
+	m.swept.WithLabelValues("containers").Add(float64(len(r.Removed)))
+	m.unswept.WithLabelValues("failed").Set(float64(len(r.Failed) + len(r.Skipped)))
 }
 
 // Attachments registers the numbers of interfaces on record, and of containers with such

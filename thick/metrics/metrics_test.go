@@ -143,6 +143,7 @@ func TestVerdictsAndReports(t *testing.T) {
 			Repaired: map[string][]cni.Difference{"d": {{}, {}, {}}},
 		})
 	}
+	m.Retried(&cni.Report{Removed: []string{"e"}, Failed: map[string]error{"c": errors.New("busy")}, Skipped: map[string]error{"f": errors.New("not yet")}})
 	compare(t, registry, `
 # HELP embedcni_containers Containers by the verdict of the last Health.
 # TYPE embedcni_containers gauge
@@ -154,12 +155,12 @@ embedcni_containers{verdict="not attached"} 0
 embedcni_containers{verdict="unknown"} 0
 # HELP embedcni_swept_total Containers and leftovers that Recover and GC removed, and parts that Recover made again.
 # TYPE embedcni_swept_total counter
-embedcni_swept_total{what="containers"} 4
+embedcni_swept_total{what="containers"} 5
 embedcni_swept_total{what="leftovers"} 2
 embedcni_swept_total{what="repaired parts"} 6
-# HELP embedcni_unswept Containers and leftovers that the last Recover or GC could not or must not remove.
+# HELP embedcni_unswept Containers and leftovers that could not or must not be removed.
 # TYPE embedcni_unswept gauge
-embedcni_unswept{what="failed"} 1
+embedcni_unswept{what="failed"} 2
 embedcni_unswept{what="leftovers"} 1
 embedcni_unswept{what="skipped"} 0
 `, "embedcni_containers", "embedcni_swept_total", "embedcni_unswept")

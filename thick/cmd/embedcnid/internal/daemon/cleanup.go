@@ -73,6 +73,7 @@ func (d *daemon) retryRemovals(ctx context.Context) {
 			}
 			return
 		}
+		d.metrics.Retried(report)
 		for _, id := range report.Removed {
 			d.log.Info("a removal that failed was repeated", "container", id)
 		}
