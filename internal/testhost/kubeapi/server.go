@@ -1,9 +1,10 @@
 // Package kubeapi is as much of Kubernetes' API server as the tests ask for: objects of a few
-// kinds that are created, read, listed, watched, patched and deleted. It does not
+// kinds that are created, read, listed, watched, replaced, patched and deleted. It does not
 // depend on Kubernetes.
 package kubeapi
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -53,6 +54,9 @@ func (k Kind) key(namespace, name string) string {
 type Server struct {
 	// Refuse returns why a request is forbidden, or nothing. Without it all are allowed.
 	Refuse func(r *http.Request, verb, group, resource string) string
+	// Protobuf returns in JSON an object in the protobuf form of Kubernetes. Some clients have no
+	// choice of sending another.
+	Protobuf func(body []byte) ([]byte, error)
 
 	mux      *http.ServeMux
 	mu       sync.Mutex
@@ -95,14 +99,14 @@ func (s *Server) route(k Kind) {
 	one := within + "/{name}"
 	for pattern, do := range map[string]func(*http.Request, Kind, []byte) answer{
 		"GET " + root + "/" + k.Resource: s.list, "GET " + within: s.list, "POST " + within: s.create,
-		"GET " + one: s.get, "DELETE " + one: s.remove, "PATCH " + one: s.change,
-		"PATCH " + one + "/status": s.change,
+		"GET " + one: s.get, "DELETE " + one: s.remove, "PUT " + one: s.change, "PATCH " + one: s.change,
+		"PUT " + one + "/status": s.change, "PATCH " + one + "/status": s.change,
 	} {
 		s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, k, do) })
 	}
 }
 
-var verbs = map[string]string{http.MethodGet: "get", http.MethodPost: "create", http.MethodPatch: "patch", http.MethodDelete: "delete"}
+var verbs = map[string]string{http.MethodGet: "get", http.MethodPost: "create", http.MethodPut: "update", http.MethodPatch: "patch", http.MethodDelete: "delete"}
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, k Kind, do func(*http.Request, Kind, []byte) answer) {
 	resource, verb := k.Resource, verbs[r.Method]
@@ -137,6 +141,13 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, k Kind, do func(*
 
 func isStatus(r *http.Request) bool { return strings.HasSuffix(r.Pattern, "/status") }
 
+// Put stores an object, which has its name, and reports the change to the watches.
+func (s *Server) Put(k Kind, namespace string, o Object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.put(k, namespace, o)
+}
+
 // put returns the object as it is stored. This and all below, but for watch, are called with mu
 // held.
 func (s *Server) put(k Kind, namespace string, o Object) Object {
@@ -156,6 +167,13 @@ func (s *Server) put(k Kind, namespace string, o Object) Object {
 func (s *Server) announce() {
 	close(s.changed)
 	s.changed = make(chan struct{})
+}
+
+// Get returns an object, or nil. It must not be changed.
+func (s *Server) Get(k Kind, namespace, name string) Object {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.objects[k.key(namespace, name)]
 }
 
 // present returns the objects of a kind by their keys, in one namespace or all.
@@ -184,9 +202,10 @@ func sorted(items map[string]Object) []Object {
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind) {
 	w.Header().Set("Content-Type", "application/json")
 	send := func(change string, o Object) { _ = json.NewEncoder(w).Encode(Object{"type": change, "object": o}) } // or the client has gone
+	initial := r.URL.Query().Get("sendInitialEvents") == "true"
 	for was := map[string]Object(nil); ; {
 		s.mu.Lock()
-		items, changed := s.present(k, r.PathValue("namespace")), s.changed
+		items, revision, changed := s.present(k, r.PathValue("namespace")), strconv.Itoa(s.revision), s.changed
 		s.mu.Unlock()
 		for _, item := range sorted(items) {
 			send("MODIFIED", item)
@@ -194,6 +213,12 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind) {
 		maps.DeleteFunc(was, func(at string, _ Object) bool { return items[at] != nil })
 		for _, item := range was {
 			send("DELETED", item)
+		}
+		if initial {
+			send("BOOKMARK", Object{"kind": k.Name, "apiVersion": k.Version, "metadata": Object{
+				"resourceVersion": revision, "annotations": Object{"k8s.io/initial-events-end": "true"},
+			}})
+			initial = false
 		}
 		if http.NewResponseController(w).Flush() != nil {
 			return
@@ -235,7 +260,7 @@ func (s *Server) create(r *http.Request, k Kind, body []byte) answer {
 	return answer{http.StatusCreated, s.put(k, r.PathValue("namespace"), o)}
 }
 
-// change patches an object, unless another version or UID of it is asked for.
+// change replaces or patches an object, unless another version or UID of it is asked for.
 func (s *Server) change(r *http.Request, k Kind, body []byte) answer {
 	found := s.get(r, k, nil)
 	if found.status != http.StatusOK {
@@ -255,12 +280,19 @@ func (s *Server) change(r *http.Request, k Kind, body []byte) answer {
 
 // asked returns the object that a request makes of the present one.
 func (s *Server) asked(r *http.Request, now Object, body []byte) (o Object, err error) {
-	err = json.Unmarshal(body, &o)
+	if s.Protobuf != nil && bytes.HasPrefix(body, []byte("k8s\x00")) {
+		body, err = s.Protobuf(body)
+	}
+	if err == nil {
+		err = json.Unmarshal(body, &o)
+	}
 	switch {
 	case err != nil:
 		s.unknown = append(s.unknown, fmt.Sprintf("%s %s: %v", r.Method, r.URL.Path, err))
 	case r.Method == http.MethodPatch:
 		o = merged(now, o)
+	case isStatus(r):
+		o["spec"] = now["spec"]
 	}
 	return o, err
 }
