@@ -49,7 +49,7 @@ func (k Kind) key(namespace, name string) string {
 }
 
 // Server is the handler of the API. As the real one it refuses a new object that exists already,
-// and a change of another version or UID than the present one.
+// a change of another version or UID than the present one, and a patch whose tests do not hold.
 // Its functions are set before the first request.
 type Server struct {
 	// Refuse returns why a request is forbidden, or nothing. Without it all are allowed.
@@ -57,6 +57,8 @@ type Server struct {
 	// Protobuf returns in JSON an object in the protobuf form of Kubernetes. Some clients have no
 	// choice of sending another.
 	Protobuf func(body []byte) ([]byte, error)
+	// JSONPatch applies a patch of RFC 6902. All other patches are merged.
+	JSONPatch func(object, patch []byte) ([]byte, error)
 
 	mux      *http.ServeMux
 	mu       sync.Mutex
@@ -164,6 +166,14 @@ func (s *Server) put(k Kind, namespace string, o Object) Object {
 	return o
 }
 
+// Delete deletes an object.
+func (s *Server) Delete(k Kind, namespace, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.objects, k.key(namespace, name))
+	s.announce()
+}
+
 func (s *Server) announce() {
 	close(s.changed)
 	s.changed = make(chan struct{})
@@ -174,6 +184,13 @@ func (s *Server) Get(k Kind, namespace, name string) Object {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.objects[k.key(namespace, name)]
+}
+
+// All returns the objects of a kind. They must not be changed.
+func (s *Server) All(k Kind) []Object {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return sorted(s.present(k, ""))
 }
 
 // present returns the objects of a kind by their keys, in one namespace or all.
@@ -280,6 +297,12 @@ func (s *Server) change(r *http.Request, k Kind, body []byte) answer {
 
 // asked returns the object that a request makes of the present one.
 func (s *Server) asked(r *http.Request, now Object, body []byte) (o Object, err error) {
+	isJSONPatch := r.Header.Get("Content-Type") == "application/json-patch+json"
+	if isJSONPatch && s.JSONPatch != nil {
+		if body, err = s.JSONPatch(encode(now), body); err != nil {
+			return nil, err
+		}
+	}
 	if s.Protobuf != nil && bytes.HasPrefix(body, []byte("k8s\x00")) {
 		body, err = s.Protobuf(body)
 	}
@@ -289,7 +312,7 @@ func (s *Server) asked(r *http.Request, now Object, body []byte) (o Object, err 
 	switch {
 	case err != nil:
 		s.unknown = append(s.unknown, fmt.Sprintf("%s %s: %v", r.Method, r.URL.Path, err))
-	case r.Method == http.MethodPatch:
+	case r.Method == http.MethodPatch && !isJSONPatch:
 		o = merged(now, o)
 	case isStatus(r):
 		o["spec"] = now["spec"]
