@@ -66,7 +66,7 @@ func TestAnswers(t *testing.T) {
 	v := version(t, os.Getenv(daemonVar))
 	newPod(t)
 	c := newCluster(t)
-	c.addPod(podNamespace, podName, podUID, "")
+	c.addPod(nil)
 	d := startDaemon(t, c, "", nil)
 	for _, e := range answers(t, v) {
 		t.Run(e.name, func(t *testing.T) {
@@ -75,7 +75,7 @@ func TestAnswers(t *testing.T) {
 			golden(t, v, e.name+".answer", bytes.ReplaceAll(answer, []byte(d.dir), []byte("/DIR")))
 		})
 	}
-	expect.Same(t, "network status of the pod", compact(t, c.networkStatus(t, podNamespace, podName)),
+	expect.Same(t, "network status of the pod", compact(t, c.networkStatus(t)),
 		`[{"name":"primary","interface":"eth0","ips":["10.9.0.2"],"mac":"02:00:00:00:00:01","default":true,"dns":{},"gateway":["10.9.0.1"]}]`)
 }
 

@@ -163,9 +163,7 @@ func TestInterfacesArePassedOnAsByMultus(t *testing.T) {
 	var annotation []string
 	for name, p := range passings {
 		config := fmt.Sprintf(`{"cniVersion": "1.1.0", "name": %q, %s}`, name, p.config)
-		if c.addNetwork(podNamespace, name, config); p.resource != "" {
-			c.addResource(podNamespace, name, config, p.resource)
-		}
+		c.addNetwork(podNamespace, name, config, p.resource)
 		one := fmt.Sprintf(`"name": %q, "interface": %q`, name, name)
 		if p.attributes != "" {
 			one += ", " + p.attributes
@@ -189,23 +187,23 @@ func TestInterfacesArePassedOnAsByMultus(t *testing.T) {
 func byBoth(t *testing.T, version string, c *cluster, annotations object) (theirs, ours map[string]observed) {
 	t.Helper()
 	t.Run("Multus", func(t *testing.T) {
-		c.annotatePod(annotations)
+		c.addPod(annotations)
 		d := startDaemon(t, c, "", nil)
 		d.script(t, nil)
 		theirs = passedOn(t, version, d.path("calls"))
-		informed(t, theirs, c.networkStatus(t, podNamespace, podName))
+		informed(t, theirs, c.networkStatus(t))
 	})
 	t.Run("ours", func(t *testing.T) {
 		dir := t.TempDir()
 		primary, log := filepath.Join(dir, "10-primary.conflist"), filepath.Join(dir, "calls")
 		expect.NoError(t, os.WriteFile(primary, []byte(rendered(t, primaryNetwork)), 0o600), os.Symlink(refplugins.Scripted(), filepath.Join(dir, "scripted")),
 			scripted.Script{Log: log}.Save(filepath.Join(dir, "scripted"+scripted.Beside)))
-		c.annotatePod(annotations) // without the status, which Multus has added
+		c.addPod(annotations) // without the status, which Multus has added
 		o := c.options()
 		o.Devices = kubelet.Devices{}
 		startOurs(t, o, primary, dir)
 		ours = passedOn(t, version, log)
-		informed(t, ours, c.networkStatus(t, podNamespace, podName))
+		informed(t, ours, c.networkStatus(t))
 	})
 	return theirs, ours
 }
@@ -248,8 +246,8 @@ func TestDefaultNetworksAreThoseOfMultus(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster(t)
 			for _, namespace := range []string{"kube-system", podNamespace} {
-				c.addNetwork(namespace, "infra", config)
-				c.addResource(namespace, "vf", `{"cniVersion": "1.1.0", "name": "vf", "type": "scripted"}`, "vendor.com/vf")
+				c.addNetwork(namespace, "infra", config, "")
+				c.addNetwork(namespace, "vf", `{"cniVersion": "1.1.0", "name": "vf", "type": "scripted"}`, "vendor.com/vf")
 			}
 			theirs, ours := byBoth(t, v, c, object{"v1.multus-cni.io/default-network": tt.value, "k8s.v1.cni.cncf.io/networks": "vf@net7"})
 			expect.Same(t, "interfaces", slices.Sorted(maps.Keys(ours)), slices.Sorted(slices.Values([]string{tt.ifName, "net7"})))

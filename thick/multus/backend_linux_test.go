@@ -9,6 +9,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/testhost/kubeapi"
 	"github.com/embedcni/cni/thick/backend"
 	"github.com/embedcni/cni/thick/multinet"
 	"github.com/embedcni/cni/thick/server"
@@ -37,28 +38,27 @@ func startOurs(t *testing.T, o backend.Options, primary, bin string) {
 func (c *cluster) options() backend.Options {
 	annotation := func(name string) func(context.Context, *server.Request) (string, error) {
 		return func(_ context.Context, r *server.Request) (string, error) {
-			pod, err := c.object(pods, r.Pod.Namespace, r.Pod.Name)
-			if err != nil {
-				return "", err
-			}
-			value, _ := pod["metadata"].(object)["annotations"].(object)[name].(string)
-			return value, nil
+			_, annotations, err := c.found(kubeapi.Pod, r.Pod.Namespace, r.Pod.Name)
+			value, _ := annotations[name].(string)
+			return value, err
 		}
 	}
 	return backend.Options{
 		Networks: annotation(multinet.Annotation), DefaultNetwork: annotation(multinet.DefaultAnnotation),
 		Lookup: func(_ context.Context, _ *server.Request, s multinet.Selection) (multinet.Definition, error) {
-			network, err := c.object(networks, s.Namespace, s.Name)
+			network, annotations, err := c.found(kubeapi.Definition, s.Namespace, s.Name)
 			if err != nil {
 				return multinet.Definition{}, err
 			}
 			config, _ := network["spec"].(object)["config"].(string)
-			annotations, _ := network["metadata"].(object)["annotations"].(object)
 			resource, _ := annotations[multinet.ResourceAnnotation].(string)
 			return multinet.Definition{Config: []byte(config), Resource: resource}, nil
 		},
 		OnStatus: func(_ context.Context, r *server.Request, value string) error {
-			_, err := c.annotate(r.Pod.Namespace, r.Pod.Name, map[string]string{multinet.StatusAnnotation: value})
+			_, _, err := c.found(kubeapi.Pod, r.Pod.Namespace, r.Pod.Name)
+			if err == nil {
+				c.addPod(object{multinet.StatusAnnotation: value})
+			}
 			return err
 		},
 	}

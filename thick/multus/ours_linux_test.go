@@ -36,7 +36,7 @@ func ourCall(t *testing.T, d *daemon, verb string) (c call, shim string) {
 func TestOurShimBeforeMultus(t *testing.T) {
 	newPod(t)
 	c := newCluster(t)
-	c.addPod(podNamespace, podName, podUID, "")
+	c.addPod(nil)
 	d := startDaemon(t, c, "", nil)
 	d.script(t, nil)
 	for _, verb := range []string{"STATUS", "ADD", "CHECK", "GC", "DEL", "DEL"} {
@@ -60,7 +60,7 @@ func TestOurShimBeforeMultus(t *testing.T) {
 func TestOurShimKeepsTheError(t *testing.T) {
 	newPod(t)
 	c := newCluster(t)
-	c.addPod(podNamespace, podName, podUID, "")
+	c.addPod(nil)
 	d := startDaemon(t, c, "", nil)
 	d.script(t, map[string]scripted.Action{
 		"STATUS": fails(`{"cniVersion": "1.1.0", "code": 51, "msg": "limited", "details": "no pool"}`),

@@ -22,6 +22,7 @@ import (
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/thick/multinet"
 )
 
 // site is the surroundings of a pod, the same for every daemon: the default network and the
@@ -120,9 +121,9 @@ func (k stack) observe(t *testing.T, annotation string) observed {
 	// Two of its interfaces are in one network: each answers for its own address.
 	expect.NoError(t, ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/conf/all/arp_ignore", []byte("1"), 0o600) }))
 	s, c := newSite(t), newCluster(t)
-	c.addPod(podNamespace, podName, podUID, annotation)
-	c.addNetwork(podNamespace, "macvlan-conf", s.macvlan())
-	c.addNetwork("other", "bridge-conf", network(t, 2))
+	c.addPod(object{multinet.Annotation: annotation})
+	c.addNetwork(podNamespace, "macvlan-conf", s.macvlan(), "")
+	c.addNetwork("other", "bridge-conf", network(t, 2), "")
 	k.start(t, c, s)
 	run := func(verb string) []byte {
 		stdout, stderr, err := podCall(verb).run(t, os.Getenv(k.shim))
@@ -135,7 +136,7 @@ func (k stack) observe(t *testing.T, annotation string) observed {
 	seen := observed{}
 	result := run("ADD")
 	same := s.normalize(t, ns)
-	seen.describe(t, same(string(result)), same(c.networkStatus(t, podNamespace, podName)))
+	seen.describe(t, same(string(result)), same(c.networkStatus(t)))
 	inspect(t, ns, seen)
 	seen["reserved"] = strings.Join(s.reserved(t), " ")
 	for device, address := range addresses(t, ns) {

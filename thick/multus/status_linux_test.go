@@ -42,10 +42,10 @@ func TestAnswersNetworkStatus(t *testing.T) {
 	d := startDaemon(t, c, "", nil)
 	for name, result := range results {
 		t.Run(name, func(t *testing.T) {
-			c.addPod(podNamespace, podName, podUID, "") // without the annotation
+			c.addPod(nil) // without the annotation
 			d.script(t, map[string]scripted.Action{"ADD": {Stdout: &result}})
 			expect.Same(t, "status of ADD", status(t, exchange(t, readData(t, v, "add.request"))), http.StatusOK)
-			golden(t, v, statusFile(name), []byte(c.networkStatus(t, podNamespace, podName)))
+			golden(t, v, statusFile(name), []byte(c.networkStatus(t)))
 		})
 	}
 }

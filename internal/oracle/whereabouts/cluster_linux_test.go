@@ -3,13 +3,9 @@ package whereabouts
 import (
 	"context"
 	"encoding/base64"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
-	"log"
 	"net"
-	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -24,6 +20,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/testhost/kubeapi"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -46,7 +43,7 @@ type host struct {
 	*cnitest.TestHost
 	t     *testing.T
 	store *store
-	api   *httptest.Server // nil while the host does not reach the store
+	api   *kubeapi.Endpoint // cut off while the host does not reach the store
 }
 
 // storeAddress is where each host finds the store, in its own namespace.
@@ -91,24 +88,17 @@ func (h *host) namespace(path string) *netns.Handle {
 // reach lets the host reach the store.
 func (h *host) reach() {
 	h.t.Helper()
-	api := httptest.NewUnstartedServer(h.store.routes())
-	expect.NoError(h.t, api.Listener.Close(), h.Do(func() (err error) {
-		api.Listener, err = net.Listen("tcp", storeAddress)
+	expect.NoError(h.t, h.Do(func() error {
+		l, err := net.Listen("tcp", storeAddress)
+		if err == nil {
+			h.api = kubeapi.Listen(l, h.store)
+		}
 		return err
 	}))
-	api.Config.ErrorLog = log.New(io.Discard, "", 0) // of clients that were killed
-	api.StartTLS()
-	h.api = api
 }
 
 // lose takes the store from the host: connections are refused.
-func (h *host) lose() {
-	if h.api != nil {
-		h.api.CloseClientConnections()
-		h.api.Close()
-		h.api = nil
-	}
-}
+func (h *host) lose() { h.api.Stop() }
 
 // settings is the path of the file with whereabouts' settings.
 func (h *host) settings() string { return filepath.Join(h.Dir, "whereabouts.conf") }
@@ -120,13 +110,9 @@ func (h *host) writeSettings() {
 	expect.NoError(h.t,
 		os.WriteFile(h.settings(), fmt.Appendf(nil, `{"datastore": "kubernetes", "kubernetes": {"kubeconfig": %q}}`, config), 0o600),
 		os.WriteFile(config, fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "Config", "current-context": "store",
-			"contexts": [{"name": "store", "context": {"cluster": "store", "user": "host", "namespace": "kube-system"}}],
+			"contexts": [{"name": "store", "context": {"cluster": "store", "user": "host", "namespace": %q}}],
 			"clusters": [{"name": "store", "cluster": {"server": "https://%s", "certificate-authority-data": %q}}],
-			"users": [{"name": "host", "user": {"token": "host"}}]}`, storeAddress, h.certificate()), 0o600))
-}
-
-func (h *host) certificate() string {
-	return base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: h.api.Certificate().Raw}))
+			"users": [{"name": "host", "user": {"token": "host"}}]}`, storeNamespace, storeAddress, base64.StdEncoding.EncodeToString(h.api.CA())), 0o600))
 }
 
 // Main plugins that put a container on the LAN.

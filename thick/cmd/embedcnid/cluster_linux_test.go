@@ -20,6 +20,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost/kubeapi"
 	"github.com/embedcni/cni/thick/multinet"
 )
 
@@ -61,7 +62,7 @@ func (s *site) onCluster() *cluster {
 	}
 	c.core = expect.Value(corev1client.NewForConfig(c.client(true)))(s.t)
 	c.definitions = expect.Value(dynamic.NewForConfig(c.client(true)))(s.t).Resource(
-		schema.GroupVersionResource{Group: definitionKind.group, Version: "v1", Resource: definitionKind.resource})
+		schema.GroupVersionResource{Group: kubeapi.Definition.Group(), Version: "v1", Resource: kubeapi.Definition.Resource})
 	s.config["kubernetes"] = map[string]any{"enabled": true, "node": "node-1", "kubeconfig": s.kubeconfig(c.client(false)), "timeout": "50s"}
 	s.write()
 	return c
@@ -113,7 +114,7 @@ func (c *cluster) addDefinition(name, config string) {
 func (c *cluster) addDefinitionTo(namespace string, metadata object, config string) {
 	c.t.Helper()
 	o := &unstructured.Unstructured{Object: object{
-		"apiVersion": definitionKind.version, "kind": definitionKind.name, "metadata": metadata, "spec": object{},
+		"apiVersion": kubeapi.Definition.Version, "kind": kubeapi.Definition.Name, "metadata": metadata, "spec": object{},
 	}}
 	if config != "" {
 		o.Object["spec"] = object{"config": config}
