@@ -30,9 +30,10 @@ func TestRecoverBesideCalls(t *testing.T) {
 	before := h.Audit()
 	const n, rounds = 6, 12
 	random := rand.New(rand.NewPCG(seed, 0))
+	looked := make(chan struct{})
 	var all [n]*mortal
 	for i := range all {
-		m := &mortal{realHost: h, r: r, id: fmt.Sprint("c", i), path: h.Container(fmt.Sprint("c", i)), port: mapped(mapping("tcp", "", int32(8080+i)))}
+		m := &mortal{realHost: h, r: r, looked: looked, id: fmt.Sprint("c", i), path: h.Container(fmt.Sprint("c", i)), port: mapped(mapping("tcp", "", int32(8080+i)))}
 		for range rounds {
 			task, kill := "", func() {}
 			if random.IntN(3) == 0 {
@@ -58,6 +59,10 @@ func TestRecoverBesideCalls(t *testing.T) {
 				expect.That(t, errors.Is(why, cni.ErrInvalidNetNS), "%s is in doubt: %v", id, why) // else its task is dead
 			}
 			adopted, removed = adopted+len(report.Adopted), removed+len(report.Removed)
+			select {
+			case looked <- struct{}{}:
+			default: // nobody waits
+			}
 		}
 	})
 	err := testhost.InParallel(n, func(i int) error {
@@ -84,6 +89,7 @@ type mortal struct {
 	port     cni.NamespaceOpts
 	tasks    []string // of each round, or empty
 	kill     []func()
+	looked   <-chan struct{} // gets an element after a Recover, if somebody waits
 	checks   []int
 }
 
@@ -117,13 +123,17 @@ func (m *mortal) die(ctx context.Context, n int) error {
 	if err := netns.Remove(m.Pin(m.id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	for end := time.Now().Add(expect.Patience); n%3 == 1; time.Sleep(time.Millisecond) {
+	ctx, cancel := context.WithTimeoutCause(ctx, expect.Patience, errors.New("Recover does not remove it"))
+	defer cancel()
+	for n%3 == 1 {
 		found, err := m.r.Attachments(m.id)
 		if len(found) == 0 || err != nil {
 			return err
 		}
-		if time.Now().After(end) {
-			return errors.New("nobody removes it")
+		select {
+		case <-m.looked:
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
 	return nil

@@ -17,11 +17,11 @@ type Devices interface {
 	// IDs returns the devices of the request's pod by their resource, in the same order each
 	// time.
 	IDs(context.Context, *server.Request) (map[string][]string, error)
-	// Publish makes ready the file of an attachment with a device, and returns its path. The
-	// file has what the device plugin says of the device, if it says anything; a CNI plugin
-	// may write it. resource is empty for a device that the pod itself has named.
+	// Publish prepares the file of an attachment with a device, and returns its path. It
+	// copies the device plugin's description of the device, if there is one. A CNI plugin may
+	// write the file. resource is empty for a device that the pod itself has named.
 	Publish(resource, id, attachment string) (file string, err error)
-	// Info returns what is in the file, or nil without it.
+	// Info returns the content of the file, or nil if it does not exist.
 	Info(file string) (json.RawMessage, error)
 	// Forget removes the file, if it exists.
 	Forget(file string) error

@@ -120,7 +120,7 @@ func recoverDead(ctx context.Context, rt *cni.Runtime) error {
 	return nil
 }
 
-// logDrained logs what has become of the DELs that shims queued while no daemon ran.
+// logDrained logs the outcome of each DEL that a shim queued while no daemon ran.
 func logDrained(r *server.DrainReport) {
 	for outcome, dels := range map[string][]server.QueuedDel{"ended": r.Ended, "dropped": r.Dropped, "failed": r.Failed} {
 		for _, d := range dels {

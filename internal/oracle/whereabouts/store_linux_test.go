@@ -132,7 +132,7 @@ func leaseInJSON(body []byte) ([]byte, error) {
 	return json.Marshal(lease)
 }
 
-// held lists what the store holds for containers, sorted: "10.1.0.1 of a0/eth0" in the pool of
+// held lists the addresses of containers in the store, sorted: "10.1.0.1 of a0/eth0" in the pool of
 // a range, and "10.1.0.1 reserved by default/a0", over all ranges. With names, only theirs.
 func (s *store) held(t *testing.T, containers ...string) []string {
 	t.Helper()
@@ -171,7 +171,8 @@ func nth(a netip.Addr, n int) netip.Addr {
 	return a
 }
 
-// lose deletes what the store holds for a container, as somebody does who takes it for dead.
+// lose deletes the addresses of a container from the store, as a reconciler does if it takes the
+// container for dead.
 func (s *store) lose(container string) {
 	for _, o := range s.All(pools) {
 		spec := maps.Clone(o["spec"].(object))

@@ -119,7 +119,7 @@ func collect(found map[string][]string, c *podresources.ContainerResources) erro
 	return nil
 }
 
-// Publish makes ready the file of an attachment with a device.
+// Publish prepares the file of an attachment with a device.
 func (Devices) Publish(resource, id, attachment string) (string, error) {
 	file := utils.GetCNIDeviceInfoPath(attachment)
 	// The library would make the directory with no permissions.
@@ -139,7 +139,7 @@ func (Devices) Publish(resource, id, attachment string) (string, error) {
 	return file, err
 }
 
-// Info returns what is in the file of an attachment, or nil without it.
+// Info returns the content of the file of an attachment, or nil if it does not exist.
 func (Devices) Info(file string) (json.RawMessage, error) {
 	info, err := utils.LoadDeviceInfoFromCNI(file)
 	if errors.Is(err, fs.ErrNotExist) {

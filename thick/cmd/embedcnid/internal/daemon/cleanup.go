@@ -110,7 +110,7 @@ func (d *daemon) measureHealth(ctx context.Context) {
 // mostPause is the longest time after which DELs and removals are tried again that have failed.
 const mostPause = 10 * time.Minute
 
-// awaitDrained logs what has become of the queued DELs. It drains the queue again until none
+// awaitDrained logs the outcome of each queued DEL. It drains the queue again until none
 // fails, or ctx ends: no runtime repeats a DEL that the shim has queued.
 func (d *daemon) awaitDrained(ctx context.Context, drained <-chan *server.DrainReport) {
 	for pause := time.Second; ; pause = min(2*pause, mostPause) {
