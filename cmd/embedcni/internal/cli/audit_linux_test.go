@@ -181,17 +181,8 @@ func TestAuditOfRecords(t *testing.T) {
 	expect.NoError(t, err)
 	all, err := other.Attachments("web-2", "db")
 	expect.NoError(t, err)
-	pins, err := netns.List(filepath.Join(s.host.StateDir, "embedcni/attachments/netns"))
-	expect.NoError(t, err)
 	for _, at := range all {
-		h, err := netns.Open(at.NetNS)
-		expect.NoError(t, err)
-		expect.NoError(t, h.Close(), netns.Remove(at.NetNS))
-		for _, p := range pins {
-			if p.ID == h.ID() {
-				expect.NoError(t, netns.Remove(p.Path))
-			}
-		}
+		s.letGo(at.ContainerID, at.NetNS)
 	}
 	s.write(filepath.Join(s.host.StateDir, "embedcni/attachments/0123.json"), "damaged")
 	found := s.audited(exitBad)
