@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync"
 
+	"go.opentelemetry.io/otel/propagation"
+
 	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/proc"
 	"github.com/embedcni/cni/netns"
@@ -226,7 +228,7 @@ func (d *drain) del(ctx context.Context, e *delqueue.Entry, c *call) error {
 	if id, known := namespaceAt(c.NetNS); known && id != e.NetNS {
 		c.NetNS = "" // the path leads to another container's now
 	}
-	_, err := d.Server.run(ctx, c, d.gate.turn(c.verb, true))
+	_, err := d.Server.run(traced(ctx, propagation.MapCarrier(e.Trace)), c, d.gate.turn(c.verb, true))
 	return err
 }
 
