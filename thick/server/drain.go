@@ -217,7 +217,7 @@ func (d *drain) del(ctx context.Context, e *delqueue.Entry, c *call) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	_, end := d.holds.call(d.id)
+	_, end := d.holds.call(d.id, c.verb, false)
 	defer end()
 	if err := d.holds.alone(ctx, d.id); err != nil { // those that were under way before
 		return err

@@ -151,9 +151,9 @@ func (s *Server) call(o *Observation, w http.ResponseWriter, r *http.Request) (b
 	if c.verb == wire.Version {
 		return versions()
 	}
-	others, end := s.holds.call(c.ContainerID)
+	asksItself, end := s.holds.call(c.ContainerID, c.verb, isChild(ctx))
 	defer end()
-	if s.isPlugins(ctx, c.verb, others) {
+	if asksItself {
 		return nil, c.asksItself()
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, s.limits.Deadline,
