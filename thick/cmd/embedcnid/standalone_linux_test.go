@@ -212,6 +212,20 @@ func TestTheProbesMove(t *testing.T) {
 	p.find("configuration reloaded", "http.address")
 	status, _ = get(t, "/healthz")
 	expect.Same(t, "status", status, 200)
+	for _, address := range []string{"0.0.0.0:9418", probesAt} { // each is in the other's way
+		s.config["http"] = map[string]any{"address": address}
+		s.write()
+		p.find("configuration reloaded", "http.address")
+		status, _ = get(t, "/healthz")
+		expect.Same(t, "status at "+address, status, 200)
+	}
+	other := expect.Value(net.Listen("tcp", "127.0.0.2:9418"))(t)
+	s.config["http"] = map[string]any{"address": "0.0.0.0:9418"}
+	s.write()
+	p.find("configuration refused; the last good one is in use", "address already in use")
+	status, _ = get(t, "/healthz")
+	expect.Same(t, "status at the address before", status, 200)
+	expect.NoError(t, other.Close())
 	s.config["http"] = map[string]any{"address": "192.0.2.1:80"} // nobody's
 	s.write()
 	p.find("configuration refused; the last good one is in use", "http.address")
