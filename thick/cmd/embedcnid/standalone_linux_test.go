@@ -323,3 +323,24 @@ func TestASecondDaemon(t *testing.T) {
 	expect.NoError(t, s.del(t.Context(), c))
 	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
 }
+
+// TestASocketThatIsGone: nobody reaches the daemon any more, and it is not ready.
+func TestASocketThatIsGone(t *testing.T) {
+	s := newSite(t)
+	p := s.start()
+	expect.NoError(t, os.Rename(s.path("run"), s.path("moved")))
+	for _, what := range []string{"no socket", "another's socket"} {
+		status, text := get(t, "/readyz")
+		expect.Same(t, "status with "+what, status, 503)
+		expect.Contains(t, "/readyz", text, "[-]listening: ", s.path("run", "multus.sock"))
+		if what == "no socket" {
+			expect.NoError(t, os.Mkdir(s.path("run"), 0o700))
+			other := expect.Value(net.Listen("unix", s.path("run", "multus.sock")))(t)
+			t.Cleanup(func() { expect.NoError(t, other.Close()) })
+		}
+	}
+	expect.NoError(t, os.RemoveAll(s.path("run")), os.Rename(s.path("moved"), s.path("run")))
+	status, _ := get(t, "/readyz")
+	expect.Same(t, "status", status, 200)
+	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
+}

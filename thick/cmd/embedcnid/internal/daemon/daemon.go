@@ -201,7 +201,7 @@ func (d *daemon) serve(ctx context.Context, l net.Listener) error {
 	go func() { served <- d.server.Serve(l) }()
 	c := d.config.Load()
 	d.guarding.guard(d.runtime, c.Guard)
-	d.conditions.set("listening", met, "")
+	d.conditions.ask("listening", isAt(c.Socket))
 	d.log.Info("serving", "version", d.Version, "socket", c.Socket, "http", c.HTTP.Address, "kubernetes", c.Kubernetes.Enabled)
 	d.systemd.ready()
 	alive, stop := d.systemd.watchdog()
@@ -219,6 +219,20 @@ func (d *daemon) serve(ctx context.Context, l net.Listener) error {
 		case <-alive:
 			d.systemd.alive()
 		}
+	}
+}
+
+// isAt returns a condition: the socket that is at a path now stays there. Somebody may remove it,
+// or its directory; then no client finds the daemon.
+func isAt(path string) func() (state, string) {
+	own, _ := os.Lstat(path) // nil is no file
+	return func() (state, string) {
+		if now, err := os.Lstat(path); err != nil {
+			return unmet, err.Error() + ": somebody has removed the socket; restart"
+		} else if !os.SameFile(own, now) {
+			return unmet, path + " is another program's by now; restart"
+		}
+		return met, ""
 	}
 }
 
