@@ -175,6 +175,32 @@ func TestARecoveryThatHangs(t *testing.T) {
 	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
 }
 
+// TestARepeatedRemovalThatHangs keeps the daemon no longer than the grace from ending. The next one
+// removes the container.
+func TestARepeatedRemovalThatHangs(t *testing.T) {
+	s, ctx := newSite(t), t.Context()
+	added, hangs := s.path("added"), s.path("hangs")
+	s.plugin("gated", gated("ADD", added))
+	s.config["shutdownGrace"] = "10ms"
+	s.write()
+	p := s.start()
+	cut := s.inBackground(ctx, s.container("cut", "gated"))
+	expect.Eventually(t, "the ADD", func() bool { return expect.Exists(t, added+".reached") })
+	expect.Same(t, "exit code", p.end(syscall.SIGKILL), -1)
+	expect.Fails(t, "an ADD whose daemon was killed", expect.Await(t, "the ADD", cut))
+	s.plugin("gated", "exit 1")
+	p = s.start()
+	p.logged("a dead container could not be removed", `"container":"cut"`)
+	s.plugin("gated", gated("DEL", hangs))
+	expect.Eventually(t, "the removal", func() bool { return expect.Exists(t, hangs+".reached") })
+	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
+	expect.Contains(t, "log", p.rest(), `"msg":"dead containers are still being removed"`)
+	expect.NoError(t, os.WriteFile(hangs, nil, 0o644))
+	p = s.start()
+	p.logged("recovered", `"removed":1`)
+	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
+}
+
 // TestNoADDBesideADrainIsRefused, and none is ended: DELs of many containers are queued while no
 // daemon runs, and their ADDs are asked for before the next one serves, in the same namespaces or
 // in others. In some rounds that one is killed at once. Then an ADD may fail, and the next daemon

@@ -15,10 +15,10 @@ import (
 // goes on beside the calls, and excludes them for one container at a time.
 const recoverFirst = 5 * time.Second
 
-// awaitRecovered waits until the dead are removed, or ctx ends.
-func (d *daemon) awaitRecovered(ctx context.Context) {
+// await waits until removals end, or ctx does.
+func (d *daemon) await(ctx context.Context, ended <-chan struct{}) {
 	select {
-	case <-d.recovered:
+	case <-ended:
 	case <-ctx.Done():
 		d.log.Warn("dead containers are still being removed")
 	}
@@ -60,11 +60,6 @@ func (d *daemon) removeDead(ctx context.Context) {
 // retryRemovals repeats the removals that have failed at the start, until none is left: the
 // runtime of a dead container does not.
 func (d *daemon) retryRemovals(ctx context.Context) {
-	select {
-	case <-ctx.Done():
-		return
-	case <-d.recovered:
-	}
 	for pause := time.Second; ; pause = min(2*pause, mostPause) {
 		report, err := d.runtime.RetryRemovals(ctx)
 		if err != nil {
