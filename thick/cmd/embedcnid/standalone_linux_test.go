@@ -171,6 +171,19 @@ func TestAMountedConfigMap(t *testing.T) {
 	s.wantNotified(stopping)
 }
 
+// TestADirectoryThatIsGoneForAMoment: the configuration in the one after it is read.
+func TestADirectoryThatIsGoneForAMoment(t *testing.T) {
+	s := newSite(t)
+	p := s.start()
+	expect.NoError(t, os.Rename(s.path("etc"), s.path("old")))
+	p.find("configuration refused; the last good one is in use", "no such file")
+	s.config["log"] = map[string]any{"format": "json", "level": "debug"}
+	expect.NoError(t, os.Mkdir(s.path("etc"), 0o755))
+	s.write()
+	p.find("configuration reloaded", `"changed":["log.level"]`)
+	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
+}
+
 // keepCalling adds and removes a container until it is stopped. No call may fail.
 func (s *site) keepCalling() (stop func()) {
 	s.t.Helper()
