@@ -117,7 +117,10 @@ func TestAQueuedDELThatFails(t *testing.T) {
 		_, text := get(t, "/readyz")
 		return strings.Contains(text, "[!]drained: 1 DELs failed, and are tried again in ")
 	})
-	expect.NoError(t, os.WriteFile(mended, nil, 0o644))
+	queue := s.config["queueDir"].(string)
+	expect.NoError(t, os.Chmod(queue, 0o777))
+	p.find("queued DELs are not tried again", "not private")
+	expect.NoError(t, os.Chmod(queue, 0o700), os.WriteFile(mended, nil, 0o644))
 	p.find("queued DEL", `"level":"INFO"`, `"container":"fails"`) // or else its removal was repeated before
 	expect.Eventually(t, "all conditions", func() bool {
 		_, text := get(t, "/readyz")
