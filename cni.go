@@ -346,12 +346,14 @@ type NetworkConf struct {
 	Network *types.NetConf
 	Source  string
 	// Kind is "executable", "built in", or "registered" by [WithPlugin]. It is empty if there
-	// is no such plugin, or if its file is insecure.
+	// is no such plugin, or if it may not run.
 	Kind string `json:",omitempty"`
 	Path string `json:",omitempty"` // of an executable
 	// IPAMKind is the kind of the IPAM plugin that an in-process plugin would delegate
 	// to. An executable searches the plugin directories itself.
 	IPAMKind string `json:",omitempty"`
+	// Reason is why Kind, or the IPAMKind of an in-process plugin, is empty.
+	Reason string `json:",omitempty"`
 }
 
 // networkConf copies a plugin's configuration and finds the plugin.
@@ -359,14 +361,13 @@ func networkConf(r *runner.Runtime, p *libcni.PluginConfig) *NetworkConf {
 	network := *p.Network
 	conf := &NetworkConf{Network: &network, Source: string(p.Bytes)}
 	found, err := r.Find(network.Type)
-	if err != nil {
-		return conf // a call returns the reason
-	}
 	conf.Kind, conf.Path = string(found.Kind), found.Path
-	if ipam := network.IPAM.Type; ipam != "" && found.Kind != runner.Executable {
-		if found, err := r.Find(ipam); err == nil {
-			conf.IPAMKind = string(found.Kind)
-		}
+	if ipam := network.IPAM.Type; err == nil && ipam != "" && found.Kind != runner.Executable {
+		found, err = r.Find(ipam)
+		conf.IPAMKind = string(found.Kind)
+	}
+	if err != nil {
+		conf.Reason = err.Error()
 	}
 	return conf
 }

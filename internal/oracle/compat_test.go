@@ -230,7 +230,7 @@ func TestCompat_03_JSONOfConfigResult(t *testing.T) {
 		equal(&n.Config.Source, &w.Config.Source)
 		for j, p := range n.Config.Plugins {
 			equal(&p.Source, &w.Config.Plugins[j].Source)
-			p.Kind, p.Path, p.IPAMKind = "", "", ""
+			p.Kind, p.Path, p.IPAMKind, p.Reason = "", "", "", ""
 		}
 	}
 	sameJSON(t, "configuration", got, want)

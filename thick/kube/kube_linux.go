@@ -58,6 +58,13 @@ type Pods struct {
 	informers []cache.SharedIndexInformer
 	pods      cache.Store
 	configs   cache.Store // nil without Networks
+	outages   sync.Map    // by resource: the outage of one that is not watched
+}
+
+// outage is the first moment, and the last error, of requests that fail.
+type outage struct {
+	since time.Time
+	why   error
 }
 
 // New returns the pods of a node. The client is CoreV1() of a clientset. They are looked up
@@ -100,6 +107,8 @@ func follow[L runtime.Object](p *Pods, object runtime.Object, what string, logge
 	report := func(err error) {
 		if err != nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) { // a list follows
 			logger.Warn("watch the API server", "resource", what, "error", err)
+			first, _ := p.outages.LoadOrStore(what, outage{since: time.Now()})
+			p.outages.Store(what, outage{first.(outage).since, err})
 		}
 	}
 	informer := cache.NewSharedIndexInformer(&cache.ListWatch{
@@ -112,7 +121,9 @@ func follow[L runtime.Object](p *Pods, object runtime.Object, what string, logge
 		WatchFunc: func(o metav1.ListOptions) (watch.Interface, error) {
 			o.FieldSelector = selector
 			w, err := watches(context.Background(), o)
-			report(err)
+			if report(err); err == nil {
+				p.outages.Delete(what)
+			}
 			return w, err
 		},
 	}, object, 0, cache.Indexers{})
@@ -141,6 +152,16 @@ func (p *Pods) Run(ctx context.Context) {
 // Synced reports whether Run has filled the cache. Before, each lookup is a request.
 func (p *Pods) Synced() bool {
 	return !slices.ContainsFunc(p.informers, func(i cache.SharedIndexInformer) bool { return !i.HasSynced() })
+}
+
+// Outage returns an error while the API server cannot be watched: the reason, and since when. The
+// cache serves as it was then.
+func (p *Pods) Outage() (err error) {
+	p.outages.Range(func(what, o any) bool {
+		err = fmt.Errorf("%s have not been watched since %s: %w", what, o.(outage).since.UTC().Format(time.RFC3339), o.(outage).why)
+		return false
+	})
+	return err
 }
 
 // trim drops of a pod what nobody here asks for, which is nearly all of it.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync"
 
+	"go.opentelemetry.io/otel/propagation"
+
 	"github.com/embedcni/cni/internal/kernel/joined"
 	"github.com/embedcni/cni/internal/kernel/proc"
 	"github.com/embedcni/cni/netns"
@@ -52,8 +54,8 @@ type QueuedDel struct {
 // The DELs of one container are carried out in their order, those of different ones in
 // parallel, each within Limits.Deadline. They have the slots of Limits.Concurrent for DELs, in
 // turn with those of clients. One that hangs keeps others from its slot for five seconds. One
-// that fails is tried once more when the other containers have had their turn, unless it is no
-// valid DEL; the later DELs of its container wait for that.
+// that fails is tried once more when the other containers have had their turn; the later DELs of
+// its container wait for that.
 //
 // The channel gets the report when all have ended or failed. If the context ends, the others
 // stay in the queue. So they do from the beginning of a Shutdown, which treats those under way
@@ -169,13 +171,10 @@ func byContainer(entries []*delqueue.Entry) []*drain {
 func (d *drain) run(ctx context.Context) (again bool) {
 	for ; len(d.entries) > 0; d.entries = d.entries[1:] {
 		e := d.entries[0]
-		c, err := d.parse(e)
-		if err == nil {
-			err = d.del(ctx, e, c)
-			if err != nil && !errors.As(err, new(reason)) && d.failed != e {
-				d.failed = e
-				return true
-			}
+		err := d.del(ctx, e)
+		if err != nil && !errors.As(err, new(reason)) && d.failed != e {
+			d.failed = e
+			return true
 		}
 		d.note(e, err)
 	}
@@ -211,35 +210,39 @@ func (d *drain) parse(e *delqueue.Entry) (*call, error) {
 }
 
 // del carries out one DEL. The error is a reason if it is dropped.
-func (d *drain) del(ctx context.Context, e *delqueue.Entry, c *call) error {
+func (d *drain) del(ctx context.Context, e *delqueue.Entry) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	_, end := d.holds.call(d.id)
+	_, end := d.holds.call(d.id, wire.Del, false)
 	defer end()
 	if err := d.holds.alone(ctx, d.id); err != nil { // those that were under way before
 		return err
 	}
-	if err := d.mayEnd(ctx, e, c); err != nil {
+	if err := d.mayEnd(ctx, e); err != nil {
+		return err
+	}
+	c, err := d.parse(e)
+	if err != nil {
 		return err
 	}
 	if id, known := namespaceAt(c.NetNS); known && id != e.NetNS {
 		c.NetNS = "" // the path leads to another container's now
 	}
-	_, err := d.Server.run(ctx, c, d.gate.turn(c.verb, true))
+	_, err = d.Server.run(traced(ctx, propagation.MapCarrier(e.Trace)), c, d.gate.turn(c.verb, true))
 	return err
 }
 
 // mayEnd returns an error, which may be a reason, unless the DEL is for the attachment under
 // that name. No ADD of the container runs.
-func (d *drain) mayEnd(ctx context.Context, e *delqueue.Entry, c *call) error {
+func (d *drain) mayEnd(ctx context.Context, e *delqueue.Entry) error {
 	attached, err := d.ledger.Attachments(ctx, d.id)
 	if err != nil {
 		return err
 	}
 	found := false
 	for _, a := range attached {
-		if a.ContainerID != c.ContainerID || a.IfName != c.IfName || a.Network != c.Network {
+		if a.ContainerID != d.id || a.IfName != e.Env["CNI_IFNAME"] || a.Network != e.Network {
 			continue
 		}
 		found = true

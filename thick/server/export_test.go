@@ -1,6 +1,14 @@
 package server
 
-import "time"
+import (
+	"context"
+	"time"
+)
+
+// ByProcess is a context of a call whose client is a process.
+func ByProcess(ctx context.Context, pid int) context.Context {
+	return context.WithValue(ctx, peerKey{}, peer{pid: pid})
+}
 
 // SetGiveUp changes how long a Shutdown waits for calls that it has cancelled.
 func SetGiveUp(s *Server, d time.Duration) { s.giveUp = d }

@@ -140,6 +140,7 @@ func (s *Server) call(o *Observation, w http.ResponseWriter, r *http.Request) (b
 	defer release()
 	o.Verb = known(request.Env["CNI_COMMAND"], wire.Add, wire.Del, wire.Check, wire.GC, wire.Status, wire.Version)
 	ctx, span := startSpan(r, o.Verb)
+	o.Trace = span.SpanContext().TraceID()
 	defer func() { endSpan(span, o, err) }()
 	c, err := s.check(request)
 	if err != nil {
@@ -150,9 +151,9 @@ func (s *Server) call(o *Observation, w http.ResponseWriter, r *http.Request) (b
 	if c.verb == wire.Version {
 		return versions()
 	}
-	others, end := s.holds.call(c.ContainerID)
+	asksItself, end := s.holds.call(c.ContainerID, c.verb, isChild(ctx))
 	defer end()
-	if s.isPlugins(ctx, c.verb, others) {
+	if asksItself {
 		return nil, c.asksItself()
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, s.limits.Deadline,

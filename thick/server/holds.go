@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"sync"
+
+	"github.com/embedcni/cni/thick/internal/wire"
 )
 
 // holds keep the ADDs of a container from running beside its DELs in the queue: a DEL that has
@@ -11,6 +13,8 @@ import (
 type holds struct {
 	mu sync.Mutex
 	of map[string]*hold // by container
+
+	isRuntime bool // this process executes shims itself
 }
 
 // hold is the state of one container.
@@ -43,11 +47,22 @@ func (h *holds) at(id string, change func(*hold)) {
 	}
 }
 
-// call counts a call for a container until end is called, and returns how many there are
-// already.
-func (h *holds) call(id string) (others int, end func()) {
-	h.at(id, func(c *hold) { others = c.calls; c.calls++ })
-	return others, func() { h.at(id, func(c *hold) { c.calls-- }) }
+// call counts a call for a container until end is called. It reports whether the call is of a
+// plugin that the Backend runs, and would wait for itself: it comes from a child of this process,
+// in another call for its container, and an ADD in another ADD. A runtime that executes shims
+// itself has children too. ADDs show whether this process is one: removals and looks run DELs
+// and CHECKs of plugins outside calls.
+func (h *holds) call(id, verb string, isChild bool) (asksItself bool, end func()) {
+	h.at(id, func(c *hold) {
+		others := c.calls
+		if verb == wire.Add {
+			others = c.adds
+			h.isRuntime = h.isRuntime || isChild && others == 0
+		}
+		asksItself = isChild && others > 0 && !h.isRuntime
+		c.calls++
+	})
+	return asksItself, func() { h.at(id, func(c *hold) { c.calls-- }) }
 }
 
 // add waits until no DELs of a container are left in the queue, and keeps later ones waiting

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/embedcni/cni/thick/internal/wire"
 )
 
@@ -82,6 +84,7 @@ type Observation struct {
 	IfName      string
 	Network     string
 	Pod         Pod           // empty if the client names none
+	Trace       trace.TraceID // not valid if the call has no trace
 	Code        uint          // the code of the error that was answered; 0 if it has none
 	Err         error         // nil if the call succeeded and was answered
 	Queued      time.Duration // how long the call waited for its turn

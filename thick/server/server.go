@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/kernel/joined"
-	"github.com/embedcni/cni/thick/internal/wire"
 )
 
 // Server answers CNI calls. Use New to create one. It is an http.Handler, and serves a
@@ -30,9 +29,6 @@ type Server struct {
 	files   files
 	holds   holds
 	running running
-
-	firstChild sync.Once // the first ADD of a process that this one has started
-	isRuntime  bool      // this process executes shims itself: that ADD came during no other call
 
 	conns    chan struct{}           // a token for each connection
 	alive    context.Context         // ends when a Shutdown gives up
@@ -105,7 +101,7 @@ const (
 // A plugin that the Backend has started must not ask for its own container: the call would wait
 // for itself. It is refused with code 7, "invalid network config", but for DEL, which has
 // nothing to detach. A process that is runtime and daemon in one may call by shims that it
-// starts: then the first ADD of such a shim comes while no other call for its container is under way.
+// starts: then the first ADD of such a shim comes while no other ADD of its container is under way.
 func (s *Server) Serve(l net.Listener) error {
 	return s.http.Serve(&guarded{Listener: l, server: s, closed: make(chan struct{})})
 }
@@ -212,16 +208,8 @@ func withPeer(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, peerKey{}, who)
 }
 
-// isPlugins reports whether the client of a call is a plugin that the Backend runs, or was
-// started by one, in one of the other calls for its container. Removals run plugins outside
-// calls too, ADDs alone show whether this process is a runtime that executes shims itself.
-func (s *Server) isPlugins(ctx context.Context, verb string, others int) bool {
+// isChild reports whether the client of a call is a process that this one has started.
+func isChild(ctx context.Context) bool {
 	who, known := ctx.Value(peerKey{}).(peer)
-	if !known || !isDescendant(who.pid) {
-		return false
-	}
-	if verb == wire.Add {
-		s.firstChild.Do(func() { s.isRuntime = others == 0 })
-	}
-	return others > 0 && !s.isRuntime
+	return known && isDescendant(who.pid)
 }

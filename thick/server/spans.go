@@ -18,15 +18,17 @@ import (
 // scope is the name of the tracer.
 const scope = "github.com/embedcni/cni/thick/server"
 
-// startSpan begins the span of a call, named cni.ADD and so on. It continues the trace in the
-// request's header (W3C Trace Context, section 3; W3C Baggage). ADD, DEL and CHECK without one
-// begin a trace. Other verbs do not, since runtimes ask for STATUS every few seconds. Without a
-// provider the span records nothing, and plugins still get the client's trace.
+// traced returns ctx with the trace in a request's header (W3C Trace Context, section 3; W3C
+// Baggage).
+func traced(ctx context.Context, header propagation.TextMapCarrier) context.Context {
+	return propagation.Baggage{}.Extract(propagation.TraceContext{}.Extract(ctx, header), header)
+}
+
+// startSpan begins the span of a call, named cni.ADD and so on. It continues the client's trace. ADD,
+// DEL and CHECK without one begin a trace. Other verbs do not, since runtimes ask for STATUS every
+// few seconds. Without a provider the span records nothing, and plugins still get the client's trace.
 func startSpan(r *http.Request, verb string) (context.Context, trace.Span) {
-	ctx := r.Context()
-	for _, from := range []propagation.TextMapPropagator{propagation.TraceContext{}, propagation.Baggage{}} {
-		ctx = from.Extract(ctx, propagation.HeaderCarrier(r.Header))
-	}
+	ctx := traced(r.Context(), propagation.HeaderCarrier(r.Header))
 	begins := verb == wire.Add || verb == wire.Del || verb == wire.Check
 	if !begins && !trace.SpanContextFromContext(ctx).IsValid() {
 		return ctx, trace.SpanFromContext(ctx)

@@ -34,8 +34,8 @@ const maxAnswer = 4 << 20
 // longer: the shim is started for every CNI call.
 type daemon struct {
 	socket string
-	within time.Duration // for each answer
-	trace  string        // fields of each request's head
+	within time.Duration     // for each answer
+	trace  map[string]string // fields of each request's head
 }
 
 // call sends the request of a CNI call and returns the result in the answer; nil if it has
@@ -105,12 +105,15 @@ func isGone(err error) bool {
 }
 
 // exchange sends a request and reads the answer. It closes the connection.
-func exchange(ctx context.Context, conn net.Conn, path, fields string, body []byte) (status int, answer []byte, err error) {
+func exchange(ctx context.Context, conn net.Conn, path string, trace map[string]string, body []byte) (status int, answer []byte, err error) {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	head := fmt.Sprintf("POST %s HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%s\r\n", path, len(body), fields)
-	_, werr := conn.Write(append([]byte(head), body...))
+	head := fmt.Sprintf("POST %s HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n", path, len(body))
+	for name, value := range trace {
+		head += name + ": " + value + "\r\n"
+	}
+	_, werr := conn.Write(append([]byte(head+"\r\n"), body...))
 	// A daemon may refuse a request before it has read the whole, so there may be an
 	// answer after an error.
 	status, answer, err = readAnswer(conn)
@@ -127,19 +130,19 @@ const maxTraceField = 4 << 10
 // traceFields returns the fields of a head that continue the trace of an environment
 // (OpenTelemetry's specification, "Environment Variables as Context Propagation Carriers"). Values
 // that no field can have are left out.
-func traceFields(env []string) string {
-	var fields strings.Builder
+func traceFields(env []string) map[string]string {
+	fields := map[string]string{}
 	for _, name := range []string{"TRACEPARENT", "TRACESTATE", "BAGGAGE"} {
 		for _, variable := range env {
 			value, found := strings.CutPrefix(variable, name+"=")
 			unfit := strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' })
 			if found && value != "" && len(value) <= maxTraceField && !unfit {
-				fmt.Fprintf(&fields, "%s: %s\r\n", strings.ToLower(name), value)
+				fields[strings.ToLower(name)] = value
 				break
 			}
 		}
 	}
-	return fields.String()
+	return fields
 }
 
 // readAnswer reads a response of HTTP/1.0 (RFC 1945, section 6), to the end of the

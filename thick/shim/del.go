@@ -58,7 +58,7 @@ func (c *call) entry() (*delqueue.Entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &delqueue.Entry{Env: wire.Environ(c.Env), Config: c.config, Network: c.network, At: now}
+	e := &delqueue.Entry{Env: wire.Environ(c.Env), Config: c.config, Network: c.network, At: now, Trace: traceFields(c.Env)}
 	if ns, err := netns.Open(c.args.NetNS); err == nil { // else it is gone, or was never there
 		e.NetNS = ns.ID()
 		err = ns.Close()

@@ -33,7 +33,7 @@ func TestADELWithoutADaemonIsQueued(t *testing.T) {
 	for name, socket := range map[string]string{"no socket": filepath.Join(t.TempDir(), "multus.sock"), "a dead one": dead} {
 		o := Options{Socket: socket, QueueDir: filepath.Join(t.TempDir(), "dels")}
 		for _, path := range []string{"/proc/self/ns/net", "/run/netns/gone", ""} {
-			got := run(o, env("DEL", "CNI_NETNS="+path), conf("1.0.0"))
+			got := run(o, env("DEL", "CNI_NETNS="+path, "TRACEPARENT=00-1"), conf("1.0.0"))
 			if got.code != 0 || got.stdout != "" || !strings.Contains(got.stderr, "container c1, interface eth0, network net is queued") {
 				t.Errorf("%s: %+v", name, got)
 			}
@@ -46,6 +46,7 @@ func TestADELWithoutADaemonIsQueued(t *testing.T) {
 				"CNI_COMMAND": "DEL", "CNI_CONTAINERID": "c1", "CNI_NETNS": path, "CNI_IFNAME": "eth0", "CNI_PATH": "/opt/cni/bin",
 			})
 			expect.Same(t, "config", string(e.Config), conf("1.0.0"))
+			expect.Same(t, "trace", e.Trace, map[string]string{"traceparent": "00-1"})
 			want := own.ID()
 			if path != "/proc/self/ns/net" {
 				want = netns.ID{}

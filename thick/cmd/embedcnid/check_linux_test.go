@@ -24,7 +24,19 @@ func TestCheck(t *testing.T) {
 		"no directory":    {change: func(s *site) { s.config["stateDir"] = s.path("etc", "embedcnid.yaml") }, code: 1, want: "stateDir: DIR/etc/embedcnid.yaml is no directory\n"},
 		"a missing plugin": {change: func(s *site) {
 			s.WriteConf("30-x.conflist", `{"cniVersion": "1.0.0", "name": "x", "plugins": [{"type": "vendor"}]}`)
-		}, code: 1, want: "confDir: network \"x\": plugin vendor is neither built in nor in [DIR/bin], or its file is insecure\n"},
+		}, code: 1, want: "confDir: network \"x\": plugin vendor: failed to find plugin \"vendor\" in path [DIR/bin]\n"},
+		"a missing IPAM plugin": {change: func(s *site) {
+			s.WriteConf("30-x.conflist", `{"cniVersion": "1.0.0", "name": "x", "plugins": [{"type": "bridge", "ipam": {"type": "vendor"}}]}`)
+		}, code: 1, want: "confDir: network \"x\": plugin bridge: failed to find plugin \"vendor\" in path [DIR/bin]\n"},
+		"others' plugin": {change: func(s *site) {
+			s.plugin("vendor", "")
+			expect.NoError(s.t, os.Chmod(s.path("bin", "vendor"), 0o777))
+		}, code: 1, want: "confDir: network \"vendor\": plugin vendor: plugin \"vendor\": DIR/bin/vendor (mode -rwxrwxrwx, owner 0) is writable by everybody: run chmod o-w on it, or allow insecure files (WithInsecureFiles)\n"},
+		"no plugin root": {change: func(s *site) {
+			expect.NoError(s.t, os.Remove(s.path("net.d", "20-storage.conflist")))
+			s.config["pluginRoot"], s.config["pluginDirs"] = s.path("etc", "embedcnid.yaml"), []string{}
+		}, code: 1, want: "confDir: network \"podnet\": plugin bridge: chroot DIR/etc/embedcnid.yaml: not a directory (plugin root DIR/etc/embedcnid.yaml)\n" +
+			"confDir: network \"podnet\": plugin portmap: chroot DIR/etc/embedcnid.yaml: not a directory (plugin root DIR/etc/embedcnid.yaml)\n"},
 		"the shim": {change: func(s *site) {
 			s.WriteConf("30-x.conflist", `{"cniVersion": "1.0.0", "name": "x", "plugins": [{"type": "embedcni-shim"}]}`)
 		}, code: 1, want: "confDir: network \"x\": plugin embedcni-shim would ask this daemon itself; its conflist is for the runtime's directory\n"},

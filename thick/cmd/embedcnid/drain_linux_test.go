@@ -117,7 +117,10 @@ func TestAQueuedDELThatFails(t *testing.T) {
 		_, text := get(t, "/readyz")
 		return strings.Contains(text, "[!]drained: 1 DELs failed, and are tried again in ")
 	})
-	expect.NoError(t, os.WriteFile(mended, nil, 0o644))
+	queue := s.config["queueDir"].(string)
+	expect.NoError(t, os.Chmod(queue, 0o777))
+	p.find("queued DELs are not tried again", "not private")
+	expect.NoError(t, os.Chmod(queue, 0o700), os.WriteFile(mended, nil, 0o644))
 	p.find("queued DEL", `"level":"INFO"`, `"container":"fails"`) // or else its removal was repeated before
 	expect.Eventually(t, "all conditions", func() bool {
 		_, text := get(t, "/readyz")
@@ -172,6 +175,32 @@ func TestARecoveryThatHangs(t *testing.T) {
 	p.logged("a removal that failed was repeated", `"container":"cut"`)
 	expect.Same(t, "interfaces", interfaces(t, cut), []string{"lo"})
 	expect.NoError(t, s.cni.CheckNetworkList(ctx, s.list(), other), s.del(ctx, other))
+	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
+}
+
+// TestARepeatedRemovalThatHangs keeps the daemon no longer than the grace from ending. The next one
+// removes the container.
+func TestARepeatedRemovalThatHangs(t *testing.T) {
+	s, ctx := newSite(t), t.Context()
+	added, hangs := s.path("added"), s.path("hangs")
+	s.plugin("gated", gated("ADD", added))
+	s.config["shutdownGrace"] = "10ms"
+	s.write()
+	p := s.start()
+	cut := s.inBackground(ctx, s.container("cut", "gated"))
+	expect.Eventually(t, "the ADD", func() bool { return expect.Exists(t, added+".reached") })
+	expect.Same(t, "exit code", p.end(syscall.SIGKILL), -1)
+	expect.Fails(t, "an ADD whose daemon was killed", expect.Await(t, "the ADD", cut))
+	s.plugin("gated", "exit 1")
+	p = s.start()
+	p.logged("a dead container could not be removed", `"container":"cut"`)
+	s.plugin("gated", gated("DEL", hangs))
+	expect.Eventually(t, "the removal", func() bool { return expect.Exists(t, hangs+".reached") })
+	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
+	expect.Contains(t, "log", p.rest(), `"msg":"dead containers are still being removed"`)
+	expect.NoError(t, os.WriteFile(hangs, nil, 0o644))
+	p = s.start()
+	p.logged("recovered", `"removed":1`)
 	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
 }
 

@@ -200,12 +200,17 @@ func TestAnAPIServerThatIsKilled(t *testing.T) {
 	expect.Value(s.add(ctx, first))(t)
 	k.kill()
 	p.find("watch the API server", `"level":"WARN"`)
+	expect.Eventually(t, "/readyz to be 200 and to say so", func() bool {
+		status, text := get(t, "/readyz")
+		return status == 200 && strings.Contains(text, "[!]kubernetes: ") && strings.Contains(text, " have not been watched since 2")
+	})
 	expect.NoError(t, s.del(ctx, first))
 	added := make(chan error, 1)
 	go func() { added <- expect.Err(s.add(ctx, second)) }()
 	expect.Eventually(t, "interfaces from the cache", func() bool { return len(interfaces(t, second)) == 5 })
 	k.begin()
 	expect.NoError(t, expect.Await(t, "the ADD, whose status waits for the server", added))
+	expect.Eventually(t, "the watch", func() bool { return isSynced(t) })
 	expect.Same(t, "number of networks in the status", len(addresses(t, k.status("second"))), 4)
 
 	expect.Same(t, "exit code", p.end(syscall.SIGKILL), -1)

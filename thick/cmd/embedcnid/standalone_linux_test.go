@@ -171,6 +171,19 @@ func TestAMountedConfigMap(t *testing.T) {
 	s.wantNotified(stopping)
 }
 
+// TestADirectoryThatIsGoneForAMoment: the configuration in the one after it is read.
+func TestADirectoryThatIsGoneForAMoment(t *testing.T) {
+	s := newSite(t)
+	p := s.start()
+	expect.NoError(t, os.Rename(s.path("etc"), s.path("old")))
+	p.find("configuration refused; the last good one is in use", "no such file")
+	s.config["log"] = map[string]any{"format": "json", "level": "debug"}
+	expect.NoError(t, os.Mkdir(s.path("etc"), 0o755))
+	s.write()
+	p.find("configuration reloaded", `"changed":["log.level"]`)
+	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
+}
+
 // keepCalling adds and removes a container until it is stopped. No call may fail.
 func (s *site) keepCalling() (stop func()) {
 	s.t.Helper()
@@ -212,6 +225,20 @@ func TestTheProbesMove(t *testing.T) {
 	p.find("configuration reloaded", "http.address")
 	status, _ = get(t, "/healthz")
 	expect.Same(t, "status", status, 200)
+	for _, address := range []string{"0.0.0.0:9418", probesAt} { // each is in the other's way
+		s.config["http"] = map[string]any{"address": address}
+		s.write()
+		p.find("configuration reloaded", "http.address")
+		status, _ = get(t, "/healthz")
+		expect.Same(t, "status at "+address, status, 200)
+	}
+	other := expect.Value(net.Listen("tcp", "127.0.0.2:9418"))(t)
+	s.config["http"] = map[string]any{"address": "0.0.0.0:9418"}
+	s.write()
+	p.find("configuration refused; the last good one is in use", "address already in use")
+	status, _ = get(t, "/healthz")
+	expect.Same(t, "status at the address before", status, 200)
+	expect.NoError(t, other.Close())
 	s.config["http"] = map[string]any{"address": "192.0.2.1:80"} // nobody's
 	s.write()
 	p.find("configuration refused; the last good one is in use", "http.address")
@@ -307,5 +334,26 @@ func TestASecondDaemon(t *testing.T) {
 	c := s.container("web", "")
 	expect.Value(s.add(t.Context(), c))(t)
 	expect.NoError(t, s.del(t.Context(), c))
+	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
+}
+
+// TestASocketThatIsGone: nobody reaches the daemon any more, and it is not ready.
+func TestASocketThatIsGone(t *testing.T) {
+	s := newSite(t)
+	p := s.start()
+	expect.NoError(t, os.Rename(s.path("run"), s.path("moved")))
+	for _, what := range []string{"no socket", "another's socket"} {
+		status, text := get(t, "/readyz")
+		expect.Same(t, "status with "+what, status, 503)
+		expect.Contains(t, "/readyz", text, "[-]listening: ", s.path("run", "multus.sock"))
+		if what == "no socket" {
+			expect.NoError(t, os.Mkdir(s.path("run"), 0o700))
+			other := expect.Value(net.Listen("unix", s.path("run", "multus.sock")))(t)
+			t.Cleanup(func() { expect.NoError(t, other.Close()) })
+		}
+	}
+	expect.NoError(t, os.RemoveAll(s.path("run")), os.Rename(s.path("moved"), s.path("run")))
+	status, _ := get(t, "/readyz")
+	expect.Same(t, "status", status, 200)
 	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
 }

@@ -131,6 +131,7 @@ func TestTheTraceOfACall(t *testing.T) {
 	expect.Value(s.add(ctx, web))(t)
 	_, err := s.add(ctx, fails)
 	expect.Fails(t, "an ADD whose plugin fails", err)
+	p.find("call refused", `"trace_id":"`+traceID+`"`)
 	expect.NoError(t, os.Unsetenv("TRACEPARENT"), status(), s.del(ctx, web)) // Setenv restores it
 	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
 

@@ -18,6 +18,8 @@ type Entry struct {
 	At Moment `json:"at"`
 	// NetNS identifies the namespace that CNI_NETNS led to; zero if it led to none.
 	NetNS netns.ID `json:"netns,omitzero"`
+	// Trace are the fields of a request's head that continue the runtime's trace.
+	Trace map[string]string `json:"trace,omitempty"`
 
 	file string // its name in the directory; set by Put and List
 }

@@ -67,6 +67,9 @@ func (d *daemon) observe(o server.Observation) {
 	if o.Pod.Name != "" {
 		attrs = append(attrs, "pod", o.Pod.Namespace+"/"+o.Pod.Name)
 	}
+	if o.Trace.IsValid() {
+		attrs = append(attrs, "trace_id", o.Trace.String())
+	}
 	attrs = append(attrs, "queued", o.Queued, "took", o.Duration)
 	if o.Err == nil {
 		d.log.Debug("call", attrs...)

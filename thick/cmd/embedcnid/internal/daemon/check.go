@@ -63,8 +63,8 @@ func checkNetworks(c *config.Config) (findings []error) {
 			switch typ := p.Network.Type; {
 			case typ == ShimType:
 				findings = append(findings, fmt.Errorf("confDir: network %q: plugin %s would ask this daemon itself; its conflist is for the runtime's directory", n.Config.Name, typ))
-			case p.Kind == "":
-				findings = append(findings, fmt.Errorf("confDir: network %q: plugin %s is neither built in nor in %v, or its file is insecure", n.Config.Name, typ, c.PluginDirs))
+			case p.Reason != "":
+				findings = append(findings, fmt.Errorf("confDir: network %q: plugin %s: %s", n.Config.Name, typ, p.Reason))
 			}
 		}
 	}

@@ -15,10 +15,10 @@ import (
 // goes on beside the calls, and excludes them for one container at a time.
 const recoverFirst = 5 * time.Second
 
-// awaitRecovered waits until the dead are removed, or ctx ends.
-func (d *daemon) awaitRecovered(ctx context.Context) {
+// await waits until removals end, or ctx does.
+func (d *daemon) await(ctx context.Context, ended <-chan struct{}) {
 	select {
-	case <-d.recovered:
+	case <-ended:
 	case <-ctx.Done():
 		d.log.Warn("dead containers are still being removed")
 	}
@@ -60,25 +60,21 @@ func (d *daemon) removeDead(ctx context.Context) {
 // retryRemovals repeats the removals that have failed at the start, until none is left: the
 // runtime of a dead container does not.
 func (d *daemon) retryRemovals(ctx context.Context) {
-	select {
-	case <-ctx.Done():
-		return
-	case <-d.recovered:
-	}
 	for pause := time.Second; ; pause = min(2*pause, mostPause) {
 		report, err := d.runtime.RetryRemovals(ctx)
-		if err != nil {
-			if ctx.Err() == nil {
-				d.log.Error("removals that failed are not repeated", "error", err)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			d.log.Error("removals that failed are not repeated", "error", err)
+		default:
+			d.metrics.Retried(report)
+			for _, id := range report.Removed {
+				d.log.Info("a removal that failed was repeated", "container", id)
 			}
-			return
-		}
-		d.metrics.Retried(report)
-		for _, id := range report.Removed {
-			d.log.Info("a removal that failed was repeated", "container", id)
-		}
-		if len(report.Failed)+len(report.Skipped) == 0 {
-			return
+			if len(report.Failed)+len(report.Skipped) == 0 {
+				return
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -114,16 +110,18 @@ const mostPause = 10 * time.Minute
 // fails, or ctx ends: no runtime repeats a DEL that the shim has queued.
 func (d *daemon) awaitDrained(ctx context.Context, drained <-chan *server.DrainReport) {
 	for pause := time.Second; ; pause = min(2*pause, mostPause) {
-		select {
-		case <-ctx.Done():
-			return
-		case r := <-drained:
-			d.logDrained(r)
-			if len(r.Failed) == 0 {
-				d.conditions.set("drained", met, "")
+		if drained != nil {
+			select {
+			case <-ctx.Done():
 				return
+			case r := <-drained:
+				d.logDrained(r)
+				if len(r.Failed) == 0 {
+					d.conditions.set("drained", met, "")
+					return
+				}
+				d.conditions.set("drained", doubtful, fmt.Sprintf("%d DELs failed, and are tried again in %v", len(r.Failed), pause))
 			}
-			d.conditions.set("drained", doubtful, fmt.Sprintf("%d DELs failed, and are tried again in %v", len(r.Failed), pause))
 		}
 		select {
 		case <-ctx.Done():
@@ -134,7 +132,6 @@ func (d *daemon) awaitDrained(ctx context.Context, drained <-chan *server.DrainR
 		if drained, err = d.drain(ctx); err != nil {
 			d.log.Error("queued DELs are not tried again", "error", err)
 			d.conditions.set("drained", doubtful, err.Error())
-			return
 		}
 	}
 }

@@ -90,6 +90,9 @@ func (k *cluster) condition() (state, string) {
 	if !k.pods.Synced() {
 		return unmet, "pods and definitions have not been listed yet"
 	}
+	if err := k.pods.Outage(); err != nil {
+		return doubtful, err.Error()
+	}
 	return met, ""
 }
 

@@ -72,6 +72,7 @@ type daemon struct {
 	systemd    systemd
 	changed    chan struct{} // has an element after a change of the file
 	recovered  chan struct{} // closed when the dead are removed
+	retried    chan struct{} // closed when no removal goes on or begins any more
 }
 
 // assemble makes all parts. None of them runs yet.
@@ -80,7 +81,7 @@ func assemble(o Options) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{Options: o, changed: make(chan struct{}, 1), recovered: make(chan struct{})}
+	d := &daemon{Options: o, changed: make(chan struct{}, 1), recovered: make(chan struct{}), retried: make(chan struct{})}
 	d.config.Store(&c)
 	d.level.Set(c.Log.SlogLevel())
 	d.log = slog.New(handler(c.Log, o.Log, &d.level))
@@ -164,11 +165,14 @@ func (d *daemon) run(ctx context.Context) error {
 	start, end := d.begin(ctx)
 	defer end()
 	start(func(beside context.Context) { d.awaitDrained(beside, drained) })
-	start(d.retryRemovals)
-	go d.removeDead(ctx)
+	go func() {
+		defer close(d.retried)
+		d.removeDead(ctx)
+		d.retryRemovals(ctx)
+	}()
 	first, cancel := context.WithTimeout(ctx, recoverFirst)
 	defer cancel()
-	d.awaitRecovered(first)
+	d.await(first, d.recovered)
 	return d.serve(ctx, l)
 }
 
@@ -201,7 +205,7 @@ func (d *daemon) serve(ctx context.Context, l net.Listener) error {
 	go func() { served <- d.server.Serve(l) }()
 	c := d.config.Load()
 	d.guarding.guard(d.runtime, c.Guard)
-	d.conditions.set("listening", met, "")
+	d.conditions.ask("listening", isAt(c.Socket))
 	d.log.Info("serving", "version", d.Version, "socket", c.Socket, "http", c.HTTP.Address, "kubernetes", c.Kubernetes.Enabled)
 	d.systemd.ready()
 	alive, stop := d.systemd.watchdog()
@@ -222,6 +226,20 @@ func (d *daemon) serve(ctx context.Context, l net.Listener) error {
 	}
 }
 
+// isAt returns a condition: the socket that is at a path now stays there. Somebody may remove it,
+// or its directory; then no client finds the daemon.
+func isAt(path string) func() (state, string) {
+	own, _ := os.Lstat(path) // nil is no file
+	return func() (state, string) {
+		if now, err := os.Lstat(path); err != nil {
+			return unmet, err.Error() + ": somebody has removed the socket; restart"
+		} else if !os.SameFile(own, now) {
+			return unmet, path + " is another program's by now; restart"
+		}
+		return met, ""
+	}
+}
+
 // shutdown lets calls under way end, and removals.
 func (d *daemon) shutdown(served <-chan error) error {
 	grace := d.config.Load().ShutdownGrace
@@ -231,7 +249,7 @@ func (d *daemon) shutdown(served <-chan error) error {
 	late, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
 	err := d.server.Shutdown(late)
-	d.awaitRecovered(late)
+	d.await(late, d.retried)
 	if ended := <-served; !errors.Is(ended, http.ErrServerClosed) {
 		err = errors.Join(err, ended)
 	}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -44,14 +45,30 @@ func newProbes(log *slog.Logger, c *conditions, gatherer prometheus.Gatherer) pr
 
 // listen moves the server to an address. If it cannot listen there, it stays.
 func (p *probes) listen(address string) error {
-	if address == p.address {
+	old := p.address
+	if address == old {
 		return nil
 	}
+	err := p.move(address)
+	if errors.Is(err, syscall.EADDRINUSE) && old != "" { // maybe by this one: 127.0.0.1 is in the way of 0.0.0.0
+		p.close()
+		if err = p.move(address); err != nil {
+			err = errors.Join(err, p.move(old))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("http.address: %w", err)
+	}
+	return nil
+}
+
+// move begins to serve at an address, and ends it at the one before.
+func (p *probes) move(address string) error {
 	var next *http.Server
 	if address != "" {
 		l, err := net.Listen("tcp", address)
 		if err != nil {
-			return fmt.Errorf("http.address: %w", err)
+			return err
 		}
 		next = &http.Server{
 			Handler: p.handler, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute,
@@ -75,4 +92,5 @@ func (p *probes) close() {
 	if err := p.server.Close(); err != nil {
 		p.log.Warn("close the server of probes and metrics", "error", err)
 	}
+	p.server, p.address = nil, ""
 }

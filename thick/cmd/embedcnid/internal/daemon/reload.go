@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"strings"
 	"time"
@@ -98,9 +99,6 @@ func follow(ctx context.Context, path string, changed chan<- struct{}) error {
 		return err
 	}
 	defer w.Close()
-	if err := watchAround(w, path); err != nil {
-		return err
-	}
 	due, first := time.After(0), time.Now() // it may have changed since it was read
 	for {
 		select {
@@ -118,7 +116,9 @@ func follow(ctx context.Context, path string, changed chan<- struct{}) error {
 			due = time.After(settle)
 		case <-due:
 			due = nil
-			if err := watchAround(w, path); err != nil {
+			if err := watchAround(w, path); errors.Is(err, fs.ErrNotExist) {
+				due = time.After(settleMost) // nothing announces that the directory is there again
+			} else if err != nil {
 				return err
 			}
 			select {
