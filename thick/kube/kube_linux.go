@@ -116,7 +116,7 @@ func follow[L runtime.Object](ctx context.Context, p *Pods, object runtime.Objec
 		},
 		WatchFunc: func(o metav1.ListOptions) (watch.Interface, error) {
 			o.FieldSelector = selector
-			w, err := watches(ctx, o)
+			w, err := inTime(ctx, func(ctx context.Context) (watch.Interface, error) { return watches(ctx, o) })
 			report(err)
 			return w, err
 		},
