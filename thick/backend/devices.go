@@ -19,7 +19,8 @@ type Devices interface {
 	IDs(context.Context, *server.Request) (map[string][]string, error)
 	// Publish prepares the file of an attachment with a device, and returns its path. It
 	// copies the device plugin's description of the device, if there is one. A CNI plugin may
-	// write the file. resource is empty for a device that the pod itself has named.
+	// write the file, also after an error: the device needs no description to work. resource is
+	// empty for a device that the pod itself has named.
 	Publish(resource, id, attachment string) (file string, err error)
 	// Info returns the content of the file, or nil if it does not exist.
 	Info(file string) (json.RawMessage, error)
@@ -118,7 +119,7 @@ func (b *Backend) publish(r *server.Request, all []network) error {
 		}
 		n.device.file, err = b.options.Devices.Publish(resource, n.device.id, fmt.Sprintf("%s-%s_%s", n.name, r.ContainerID, n.ifName))
 		if err != nil {
-			return fmt.Errorf("network %s: information about device %s: %w", n.name, n.device.id, err)
+			b.options.Logger.Warn("the description of a device cannot be used", "network", n.name, "device", n.device.id, "error", err)
 		}
 	}
 	return nil

@@ -95,7 +95,7 @@ func (d someDevices) IDs(context.Context, *server.Request) (map[string][]string,
 	return found, nil
 }
 func (someDevices) Publish(resource, id, attachment string) (string, error) {
-	return fmt.Sprintf("/devices/%s/%s", resource, attachment), nil
+	return fmt.Sprintf("/devices/%s/%s", resource, attachment), errors.New("torn")
 }
 func (someDevices) Info(string) (json.RawMessage, error) { return nil, errors.New("damaged") }
 func (someDevices) Forget(string) error                  { return nil }
@@ -136,7 +136,7 @@ func TestDevicesAreNamedToPlugins(t *testing.T) {
 		`net4   `,
 	})
 	expect.That(t, !strings.Contains(status, "device-info"), "status %s", status)
-	for _, want := range []string{"network=shop/none", "deviceID=z", "damaged"} {
+	for _, want := range []string{"network=shop/none", "deviceID=z", "torn", "damaged"} {
 		expect.That(t, strings.Contains(log.String(), want), "the log lacks %q:\n%s", want, log.String())
 	}
 }

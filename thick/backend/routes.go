@@ -88,11 +88,18 @@ func eachPlugin(config []byte, change func(plugin map[string]json.RawMessage) er
 	return json.Marshal(fields)
 }
 
-// applyTo leaves these default routes alone to a plugin. It changes the two fields by which the reference plugins make default routes:
-// isDefaultGateway, which includes isGateway, and the routes of the ipam object.
+// applyTo leaves these default routes alone to a plugin. It changes the two fields by which the
+// reference plugins make default routes: isDefaultGateway, also of flannel's delegate, and the
+// routes of the ipam object.
 func (r routes) applyTo(plugin map[string]json.RawMessage) error {
-	if bytes.Equal(plugin["isDefaultGateway"], []byte("true")) {
-		plugin["isDefaultGateway"], plugin["isGateway"] = json.RawMessage("false"), json.RawMessage("true")
+	isNoDefaultGateway(plugin)
+	if raw, has := plugin["delegate"]; has {
+		var delegate map[string]json.RawMessage
+		if err := json.Unmarshal(raw, &delegate); err != nil {
+			return fmt.Errorf("delegate: %w", err)
+		}
+		isNoDefaultGateway(delegate)
+		plugin["delegate"], _ = json.Marshal(delegate) // valid JSON
 	}
 	raw, has := plugin["ipam"]
 	if !has {
@@ -133,6 +140,13 @@ func (r routes) applyTo(plugin map[string]json.RawMessage) error {
 	}
 	plugin["ipam"], err = json.Marshal(ipam)
 	return err
+}
+
+// isNoDefaultGateway leaves of isDefaultGateway the isGateway that it includes.
+func isNoDefaultGateway(plugin map[string]json.RawMessage) {
+	if bytes.Equal(plugin["isDefaultGateway"], []byte("true")) {
+		plugin["isDefaultGateway"], plugin["isGateway"] = json.RawMessage("false"), json.RawMessage("true")
+	}
 }
 
 func isDefaultRoute(route *types.Route) bool {

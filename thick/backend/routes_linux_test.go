@@ -1,9 +1,11 @@
 package backend_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -22,6 +24,12 @@ import (
 // an annotation: bridges whose names are their networks'.
 func pod(t *testing.T, h *testhost.RealHost, annotation string) (*backend.Backend, *server.Request, error) {
 	t.Helper()
+	return podBeside(t, h, annotation, "")
+}
+
+// podBeside is pod with another default network, unless that is empty.
+func podBeside(t *testing.T, h *testhost.RealHost, annotation, cluster string) (*backend.Backend, *server.Request, error) {
+	t.Helper()
 	bridge := func(name, subnet, more string) string {
 		return fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [{"type": "bridge", "bridge": %[1]q, %s, "capabilities": {"ips": true, "mac": true},
 			"ipam": {"type": "host-local", "dataDir": %q, "subnet": %q, "routes": [{"dst": "0.0.0.0/0"}, {"dst": "192.0.2.0/24"}]}}]}`,
@@ -34,7 +42,8 @@ func pod(t *testing.T, h *testhost.RealHost, annotation string) (*backend.Backen
 			return multinet.Definition{Config: []byte(bridge(s.Name, subnets[s.Name], `"isGateway": true`))}, nil
 		},
 	})
-	config := `{"cniVersion": "1.0.0", "name": "node", "type": "shim", "delegates": [` + bridge("red", "10.90.0.0/24", `"isDefaultGateway": true`) + `]}`
+	cluster = cmp.Or(cluster, bridge("red", "10.90.0.0/24", `"isDefaultGateway": true`))
+	config := `{"cniVersion": "1.0.0", "name": "node", "type": "shim", "delegates": [` + cluster + `]}`
 	r := &server.Request{
 		ContainerID: "c1", NetNS: h.Container("c1"), IfName: "eth0", Config: json.RawMessage(config), Network: "node", CNIVersion: "1.0.0",
 		Pod: server.Pod{Namespace: "shop", Name: "web"},
@@ -107,6 +116,24 @@ func TestRealDefaultRoutesWithoutOrAgainstAnAnnotation(t *testing.T) {
 		expect.NoError(t, err)
 		expect.Same(t, annotation, defaults(h, r.NetNS), want)
 		expect.NoError(t, b.Del(t.Context(), r))
+	}
+}
+
+// TestRealDefaultRouteBesideFlannel: the default route of the cluster's network is its delegate's.
+func TestRealDefaultRouteBesideFlannel(t *testing.T) {
+	for annotation, want := range map[string][]string{
+		"": {"eth0 10.90.1.1"},
+		`[{"name": "blue", "default-route": ["10.91.0.1"]}]`: {"net1 10.91.0.1"},
+	} {
+		h := testhost.NewReal(t)
+		lease := h.Path("subnet.env")
+		expect.NoError(t, os.WriteFile(lease, []byte("FLANNEL_NETWORK=10.90.0.0/16\nFLANNEL_SUBNET=10.90.1.1/24\nFLANNEL_MTU=1400\nFLANNEL_IPMASQ=false\n"), 0o600))
+		cluster := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "red", "plugins": [{"type": "flannel", "subnetFile": %q, "dataDir": %q,
+			"ipam": {"dataDir": %q}, "delegate": {"bridge": "red", "isDefaultGateway": true}}]}`, lease, h.Path("flannel"), h.Path("ipam"))
+		b, r, err := podBeside(t, h, annotation, cluster)
+		expect.NoError(t, err)
+		expect.Same(t, annotation, defaults(h, r.NetNS), want)
+		expect.NoError(t, b.Check(t.Context(), r), b.Del(t.Context(), r))
 	}
 }
 

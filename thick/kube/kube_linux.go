@@ -55,6 +55,7 @@ type Pods struct {
 	global    []string
 	file      func(string) ([]byte, error)
 	timeout   time.Duration
+	end       context.CancelFunc // of lists and watches
 	informers []cache.SharedIndexInformer
 	pods      cache.Store
 	configs   cache.Store // nil without Networks
@@ -86,26 +87,30 @@ func New(client corev1client.PodsGetter, o Options) (*Pods, error) {
 	if logger == nil {
 		logger = slog.Default()
 	}
+	ctx, end := context.WithCancel(context.Background())
+	p.end = end
 	var err error
 	all := client.Pods(metav1.NamespaceAll)
-	p.pods, err = follow(p, &corev1.Pod{}, "pods", logger, fields.OneTermEqualSelector("spec.nodeName", o.Node).String(), all.List, all.Watch)
+	p.pods, err = follow(ctx, p, &corev1.Pod{}, "pods", logger, fields.OneTermEqualSelector("spec.nodeName", o.Node).String(), all.List, all.Watch)
 	if err == nil && o.Networks != nil {
 		configs := o.Networks.Resource(definitions)
-		p.configs, err = follow(p, &unstructured.Unstructured{}, definitions.Resource, logger, "", configs.List, configs.Watch)
+		p.configs, err = follow(ctx, p, &unstructured.Unstructured{}, definitions.Resource, logger, "", configs.List, configs.Watch)
 	}
 	if err != nil {
+		end()
 		return nil, err
 	}
 	return p, nil
 }
 
-// follow prepares an informer for Run, and returns its cache. selector is of fields.
-func follow[L runtime.Object](p *Pods, object runtime.Object, what string, logger *slog.Logger, selector string,
+// follow prepares an informer for Run, and returns its cache. selector is of fields. The end of
+// ctx ends requests that are not answered: an informer waits for the begin of a watch.
+func follow[L runtime.Object](ctx context.Context, p *Pods, object runtime.Object, what string, logger *slog.Logger, selector string,
 	list func(context.Context, metav1.ListOptions) (L, error), watches func(context.Context, metav1.ListOptions) (watch.Interface, error)) (cache.Store, error) {
 	// client-go says nothing while it repeats a watch that is refused a connection, so each
 	// request reports its own error.
 	report := func(err error) {
-		if err != nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) { // a list follows
+		if err != nil && ctx.Err() == nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) { // a list follows
 			logger.Warn("watch the API server", "resource", what, "error", err)
 			first, _ := p.outages.LoadOrStore(what, outage{since: time.Now()})
 			p.outages.Store(what, outage{first.(outage).since, err})
@@ -114,13 +119,13 @@ func follow[L runtime.Object](p *Pods, object runtime.Object, what string, logge
 	informer := cache.NewSharedIndexInformer(&cache.ListWatch{
 		ListFunc: func(o metav1.ListOptions) (runtime.Object, error) {
 			o.FieldSelector = selector
-			found, err := list(context.Background(), o)
+			found, err := list(ctx, o)
 			report(err)
 			return found, err
 		},
 		WatchFunc: func(o metav1.ListOptions) (watch.Interface, error) {
 			o.FieldSelector = selector
-			w, err := watches(context.Background(), o)
+			w, err := inTime(ctx, func(ctx context.Context) (watch.Interface, error) { return watches(ctx, o) })
 			if report(err); err == nil {
 				p.outages.Delete(what)
 			}
@@ -138,6 +143,7 @@ func follow[L runtime.Object](p *Pods, object runtime.Object, what string, logge
 // Run keeps the cache up to date until the context ends. Call it once. While the API server
 // does not answer, Run tries again, and lookups get the cached objects.
 func (p *Pods) Run(ctx context.Context) {
+	context.AfterFunc(ctx, p.end)
 	var all sync.WaitGroup
 	for _, informer := range p.informers {
 		all.Add(1)

@@ -65,15 +65,14 @@ func (p *Pods) allows(r *server.Request, s multinet.Selection) (bool, error) {
 }
 
 // definition returns the object that an element names.
-func (p *Pods) definition(ctx context.Context, s multinet.Selection) (found *unstructured.Unstructured, err error) {
-	err = p.persist(ctx, func(ctx context.Context) (err error) {
+func (p *Pods) definition(ctx context.Context, s multinet.Selection) (*unstructured.Unstructured, error) {
+	found, err := persist(ctx, p.timeout, func(ctx context.Context) (*unstructured.Unstructured, error) {
 		if item, ok, err := p.configs.GetByKey(s.Network()); ok && err == nil {
-			if found, ok = item.(*unstructured.Unstructured); ok {
-				return nil
+			if found, ok := item.(*unstructured.Unstructured); ok {
+				return found, nil
 			}
 		}
-		found, err = p.networks.Resource(definitions).Namespace(s.Namespace).Get(ctx, s.Name, metav1.GetOptions{})
-		return err
+		return p.networks.Resource(definitions).Namespace(s.Namespace).Get(ctx, s.Name, metav1.GetOptions{})
 	})
 	switch {
 	case apierrors.IsNotFound(err):

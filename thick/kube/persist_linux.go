@@ -18,22 +18,44 @@ const (
 )
 
 // persist calls ask until it succeeds, fails for good, or the time for it is over. It returns
-// the last error of ask.
-func (p *Pods) persist(ctx context.Context, ask func(context.Context) error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, p.timeout, fmt.Errorf("no answer within %v: %w", p.timeout, context.DeadlineExceeded))
+// the last answer of ask.
+func persist[T any](ctx context.Context, within time.Duration, ask func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("no answer within %v: %w", within, context.DeadlineExceeded))
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		err := ask(ctx)
+		found, err := inTime(ctx, ask)
 		if err == nil || !isTransient(err) {
-			return err
+			return found, err
 		}
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return fmt.Errorf("%w (%w)", err, context.Cause(ctx))
+			return found, fmt.Errorf("%w (%w)", err, context.Cause(ctx))
 		}
 	}
 }
+
+// inTime calls ask, and does not wait for it when the context has ended: client-go sleeps for as
+// long as an overloaded API server says, which is up to 32 s for each of ten attempts.
+func inTime[T any](ctx context.Context, ask func(context.Context) (T, error)) (T, error) {
+	type answer struct {
+		found T
+		err   error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		found, err := ask(ctx)
+		answers <- answer{found, err}
+	}()
+	select {
+	case a := <-answers:
+		return a.found, a.err
+	case <-ctx.Done():
+		return *new(T), errNoAnswer
+	}
+}
+
+var errNoAnswer = errors.New("the API server is overloaded, or does not answer")
 
 // isTransient reports whether the same request may succeed soon.
 func isTransient(err error) bool {

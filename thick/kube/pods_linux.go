@@ -56,15 +56,16 @@ func (p *Pods) annotation(ctx context.Context, r *server.Request, name string) (
 }
 
 // find returns the pod that a runtime means.
-func (p *Pods) find(ctx context.Context, pod server.Pod) (found *corev1.Pod, err error) {
-	err = p.persist(ctx, func(ctx context.Context) error {
-		if found = p.cached(pod); found != nil {
-			return nil
+func (p *Pods) find(ctx context.Context, pod server.Pod) (*corev1.Pod, error) {
+	found, err := persist(ctx, p.timeout, func(ctx context.Context) (*corev1.Pod, error) {
+		if found := p.cached(pod); found != nil {
+			return found, nil
 		}
-		if found, err = p.client.Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{}); err != nil {
-			return err
+		found, err := p.client.Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+		if err != nil {
+			return nil, err
 		}
-		return p.refuse(found, pod)
+		return found, p.refuse(found, pod)
 	})
 	switch {
 	case err == nil:

@@ -34,7 +34,7 @@ func (p *Pods) SetStatus(ctx context.Context, r *server.Request, value string) e
 	if err != nil {
 		return fmt.Errorf("encode the network status: %w", err)
 	}
-	err = p.persist(ctx, func(ctx context.Context) error { return p.patch(ctx, r.Pod, pod, patch) })
+	_, err = persist(ctx, p.timeout, func(ctx context.Context) (none struct{}, err error) { return none, p.patch(ctx, r.Pod, pod, patch) })
 	if err != nil {
 		return explained(err, "patch", "pods/status", pod.Namespace+"/"+pod.Name)
 	}

@@ -152,10 +152,7 @@ func TestTheInitContainer(t *testing.T) {
 	for _, made := range []string{"host/opt/cni/bin", "host/etc/cni/net.d", "runtime", "usr/local/bin"} {
 		expect.NoError(t, os.MkdirAll(filepath.Join(dir, made), 0o755))
 	}
-	script := install.Command[2]
-	for _, root := range []string{" /host/", " /runtime/", " /usr/local/"} {
-		script = strings.ReplaceAll(script, root, " "+dir+root[1:])
-	}
+	script := below(install.Command[2], dir, "/host/", "/runtime/", "/usr/local/")
 	for _, content := range []string{"first", "second, which is longer"} {
 		expect.NoError(t, os.WriteFile(filepath.Join(dir, "usr/local/bin/embedcni-shim"), []byte(content), 0o644),
 			os.WriteFile(filepath.Join(dir, "runtime/00-embedcni.conflist"), []byte(content), 0o600))
@@ -178,6 +175,41 @@ func TestTheInitContainer(t *testing.T) {
 	loopback := filepath.Join(dir, "host/opt/cni/bin/loopback")
 	expect.NoError(t, os.Remove(loopback), os.WriteFile(loopback, []byte("another"), 0o755), exec.Command(install.Command[0], install.Command[1], script).Run())
 	expect.Same(t, "loopback", string(expect.Value(os.ReadFile(loopback))(t)), "another")
+}
+
+// below returns a script whose directories are below another root.
+func below(script, root string, dirs ...string) string {
+	for _, dir := range dirs {
+		script = strings.ReplaceAll(script, " "+dir, " "+root+dir)
+	}
+	return script
+}
+
+// TestTwoInitContainers install different versions at once, as after the forced deletion of a
+// pod or beside a second DaemonSet. The shim is whole, and of one of them.
+func TestTwoInitContainers(t *testing.T) {
+	install := manifest[appsv1.DaemonSet](t, "daemonset.yaml", "DaemonSet").Spec.Template.Spec.InitContainers[0]
+	dir, versions := t.TempDir(), []string{"a", "b", "c", "d"}
+	var all []*exec.Cmd
+	for _, version := range versions {
+		root := filepath.Join(dir, version)
+		for _, made := range []string{dir + "/host/opt/cni/bin", dir + "/host/etc/cni/net.d", root + "/runtime", root + "/usr/local/bin"} {
+			expect.NoError(t, os.MkdirAll(made, 0o755))
+		}
+		expect.NoError(t, os.WriteFile(root+"/usr/local/bin/embedcni-shim", bytes.Repeat([]byte(version), 1<<20), 0o644),
+			os.WriteFile(root+"/runtime/00-embedcni.conflist", []byte(version), 0o600))
+		script := below(below(install.Command[2], root, "/runtime/", "/usr/local/"), dir, "/host/")
+		all = append(all, exec.Command(install.Command[0], install.Command[1], "for i in 1 2 3 4; do "+script+"\ndone"))
+	}
+	for _, c := range all {
+		c.Stderr = os.Stderr
+		expect.NoError(t, c.Start())
+	}
+	for i, c := range all {
+		expect.That(t, c.Wait() == nil, "version %s is not installed", versions[i])
+	}
+	shim := expect.Value(os.ReadFile(filepath.Join(dir, "host/opt/cni/bin/embedcni-shim")))(t)
+	expect.That(t, slices.Contains(versions, string(shim[:1])) && bytes.Equal(shim, bytes.Repeat(shim[:1], 1<<20)), "the shim is mixed")
 }
 
 // TestTheImagesBases: the Go is that of the modules, because the image of Go fetches no other,

@@ -60,8 +60,9 @@ func (d Devices) IDs(ctx context.Context, r *server.Request) (map[string][]strin
 			}
 		}
 	}
-	for _, ids := range found {
+	for resource, ids := range found {
 		slices.Sort(ids)
+		found[resource] = slices.Compact(ids) // containers may share a claim
 	}
 	return found, nil
 }

@@ -61,7 +61,7 @@ func TestDevicesAreThoseOfThePodInOrder(t *testing.T) {
 	d := serve(t, &fake{pods: []*podresources.PodResources{
 		{Name: "web", Namespace: "other", Containers: []*podresources.ContainerResources{has("vendor.com/vf", "0000:03:09.0")}},
 		{Name: "web", Namespace: "shop", Containers: []*podresources.ContainerResources{
-			has("vendor.com/vf", "0000:03:02.2", "0000:03:02.0"), has("vendor.com/vf", "0000:03:02.1"), has("vendor.com/gpu", "gpu0"), claim,
+			has("vendor.com/vf", "0000:03:02.2", "0000:03:02.0"), has("vendor.com/vf", "0000:03:02.1"), has("vendor.com/gpu", "gpu0"), claim, claim,
 		}},
 	}})
 	for range 2 {
@@ -123,6 +123,11 @@ func TestInformationOfADevice(t *testing.T) {
 	expect.NoError(t, os.WriteFile(path, []byte("{"), 0o600))
 	_, err := d.Info(path)
 	expect.Says(t, "a damaged file", err, path)
+	expect.NoError(t, os.WriteFile("/var/run/k8s.cni.cncf.io/devinfo/dp/vendor.com-vf-0000:03:02.0-device.json", []byte("{"), 0o600))
+	file, err := d.Publish("vendor.com/vf", "0000:03:02.0", "shop/fast-c1_net1")
+	expect.Fails(t, "a damaged description", err)
+	expect.Same(t, "file", file, path)
+	info("")
 	expect.NoError(t, d.Forget(path))
 	mode := expect.Value(os.Stat(filepath.Dir(path)))(t).Mode().Perm()
 	expect.Same(t, "mode of the directory", mode, os.FileMode(0o755))
