@@ -198,6 +198,30 @@ func Soon(t testing.TB, what string, call func() error) {
 	Within(t, what, took, neighbourly)
 }
 
+// Limited calls f with a limit that must end it at a certain point. f returns true if the limit
+// ended it before that point, as on a machine that stalls: then a longer one is tried. The
+// caller compares the outcome of the last call.
+func Limited(limit time.Duration, f func(limit time.Duration) (early bool)) {
+	for f(limit) && limit < Patience/4 {
+		limit *= 8
+	}
+}
+
+// Quick checks that something takes less than limit: a wait of the kernel's, or of the code,
+// that it must not have would be longer, each time. A machine may stall: then once again.
+func Quick(t testing.TB, what string, limit time.Duration, once func() (took time.Duration)) {
+	t.Helper()
+	var all []time.Duration
+	for range 5 {
+		took := once()
+		if took <= limit {
+			return
+		}
+		all = append(all, took)
+	}
+	t.Errorf("%s took %v, want at most %v once", what, all, limit)
+}
+
 // JSON returns JSON with sorted keys and without white space, for comparison.
 func JSON[T string | []byte](t testing.TB, data T) string {
 	t.Helper()
