@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
@@ -135,6 +136,35 @@ func recoverWithFew(t *testing.T, damaged bool) {
 	for _, id := range []string{"c1", "c2", "c3"} {
 		expect.Same(t, "kept", s.Pinned(id), true)
 	}
+}
+
+// TestFault_F44_TheSubnetOfARecordThatCannotBeUsedIsForwarded: of two containers on a
+// subnet, the second goes while nobody can tell whether the first is on record.
+func TestFault_F44_TheSubnetOfARecordThatCannotBeUsedIsForwarded(t *testing.T) {
+	spoils := map[string]func(h *testhost.Host, path string) func(){"newer": func(h *testhost.Host, _ string) func() {
+		restore := expect.Value(os.ReadFile(h.RecordFile("c1") + ".json"))(t)
+		(&stage{&testhost.Stage{Host: h}}).age("c1")
+		return func() { expect.NoError(t, os.WriteFile(h.RecordFile("c1")+".json", restore, 0o600)) }
+	}}
+	for cause, spoil := range unread() {
+		spoils[unix.ErrnoName(cause)] = spoil
+	}
+	h, network := newRealHost(t), everything()
+	r := h.Runtime(cni.WithBuiltinPlugins(), cni.WithConfListBytes(network.Conf("net", "1.0.0", h.Path("ipam"))))
+	path, other := h.Container("c1"), h.Container("c2")
+	before := h.Audit()
+	testhost.MustSetUp(t, r, "c1", path)
+	alone := h.Audit()
+	for cause, spoil := range spoils {
+		testhost.MustSetUp(t, r, "c2", other)
+		mend := spoil(h.Host, h.RecordFile("c1")+".json")
+		expect.NoError(t, r.Remove(t.Context(), "c2", ""))
+		mend()
+		added, gone := audit.Diff(alone, h.Audit())
+		expect.Unchanged(t, cause, added, gone)
+	}
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	h.WantClean(before)
 }
 
 // age rewrites a container's record as a later version would, and returns the

@@ -96,8 +96,9 @@ func (o *Others) HaveDevice(d *Device) (bool, error) {
 // subnet: it has noted that, or it is attached there by a chain with the plugin firewall,
 // whoever made its rules. An ADD under way notes it first. One that is being removed does
 // not count: of several that leave at once, the last to note that takes the rules along.
+// A record that cannot be used may be of a live container that needs it.
 func (o *Others) InNetwork(subnet netip.Prefix) (yes bool, err error) {
-	found, anyErr := o.any(func(rec *record.Record, n *record.Attachment) bool {
+	found, whole, eachErr := o.each(func(rec *record.Record, n *record.Attachment) bool {
 		if rec.Host != o.Host || rec.Boot != o.Boot || n.State == record.Deleting {
 			return false
 		}
@@ -108,7 +109,7 @@ func (o *Others) InNetwork(subnet netip.Prefix) (yes bool, err error) {
 		}
 		return slices.Contains(subnets, subnet)
 	})
-	return found, joined.Errors(err, anyErr)
+	return found || !whole, joined.Errors(err, eachErr)
 }
 
 // maybeForwarded reports whether a recorded attachment may have the rules of the plugin
@@ -154,8 +155,8 @@ func (o *Others) each(fn func(*record.Record, *record.Attachment) bool) (stopped
 		return false, whole, nil
 	}
 	err = o.Records.Each(func(f record.Found) bool {
-		whole = whole && f.Err == nil
 		own := f.Record.ContainerID == o.ContainerID
+		whole = whole && (own || f.Err == nil)
 		if !own && !o.isOther(f.Record.ContainerID) {
 			return true // this container, made ahead of time
 		}
