@@ -274,7 +274,7 @@ func TestAnAPIServerThatFails(t *testing.T) {
 		"starts":              {apierrors.NewServiceUnavailable("starting"), 2, 0, nil},
 		"gone":                {errors.New("connection refused"), 1 << 20, types.ErrTryAgainLater, []string{"connection refused", "2s"}},
 		"no right":            {apierrors.NewForbidden(pods, "web", errors.New("no role")), 1, types.ErrTryAgainLater, []string{"no role", "service account", "get"}},
-		"nobody":              {apierrors.NewUnauthorized("expired"), 1, types.ErrTryAgainLater, []string{"service account"}},
+		"nobody":              {apierrors.NewUnauthorized("expired"), 1, types.ErrTryAgainLater, []string{"does not accept the token", "service account"}},
 		"no such pod":         {apierrors.NewNotFound(pods, "web"), 1, types.ErrTryAgainLater, []string{"no pod shop/web"}},
 		"does not understand": {apierrors.NewBadRequest("what"), 1, types.ErrTryAgainLater, []string{"what"}},
 	} {

@@ -77,8 +77,11 @@ func explained(err error, verb, resource, name string) error {
 	}
 	text := fmt.Sprintf("%s %s %s: %v", verb, resource, name, err)
 	details := ""
-	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
+	switch {
+	case apierrors.IsForbidden(err):
 		details = fmt.Sprintf("the daemon's service account needs the verb %s on %s", verb, resource)
+	case apierrors.IsUnauthorized(err):
+		details = "the API server does not accept the token, or the certificate, of the daemon's service account"
 	}
 	return types.NewError(types.ErrTryAgainLater, text, details)
 }
