@@ -22,6 +22,12 @@ func TestCheck(t *testing.T) {
 		"a flag":          {args: []string{"--networks=none"}, code: 1, want: "networks: \"none\" is none of first, all\n"},
 		"an unknown type": {args: []string{"--builtinPlugins=brigde"}, code: 1, want: "WithBuiltinPlugins: plugin \"brigde\" is not built in: invalid argument\n"},
 		"no directory":    {change: func(s *site) { s.config["stateDir"] = s.path("etc", "embedcnid.yaml") }, code: 1, want: "stateDir: DIR/etc/embedcnid.yaml is no directory\n"},
+		"others' directories": {change: func(s *site) {
+			s.config["queueDir"] = s.path("dels")
+			for _, dir := range []string{s.path("run"), s.path("dels")} {
+				expect.NoError(s.t, os.MkdirAll(dir, 0o700), os.Chmod(dir, 0o770))
+			}
+		}, code: 1, want: "socket: others may write to DIR/run (mode drwxrwx---): run chmod go-w on it\nqueueDir: others may write to DIR/dels (mode drwxrwx---): run chmod go-w on it\n"},
 		"a missing plugin": {change: func(s *site) {
 			s.WriteConf("30-x.conflist", `{"cniVersion": "1.0.0", "name": "x", "plugins": [{"type": "vendor"}]}`)
 		}, code: 1, want: "confDir: network \"x\": plugin vendor: failed to find plugin \"vendor\" in path [DIR/bin]\n"},

@@ -37,6 +37,8 @@ func TestTheGuardBegins(t *testing.T) {
 	delete(s.config, "guard")
 	s.write()
 	p.find("configuration reloaded", `"changed":["guard.classes"]`)
+	_, text = get(t, "/readyz")
+	expect.Contains(t, "/readyz", text, "[+]guard: off\n")
 	expect.Same(t, "exit code", p.end(syscall.SIGTERM), 0)
 }
 

@@ -20,10 +20,17 @@ const ShimType = "embedcni-shim"
 // conflists and plugins, and with the file that names the API server. It runs no plugin, asks
 // nobody and changes nothing.
 func Check(c *config.Config) (findings []error) {
-	for _, dir := range []struct{ key, path string }{
-		{"socket", filepath.Dir(c.Socket)}, {"queueDir", c.QueueDir}, {"stateDir", c.StateDir}, {"recordDir", c.RecordDir},
+	for _, dir := range []struct {
+		key, path string
+		isPrivate bool // the daemon does not start while others may write there
+	}{
+		{"socket", filepath.Dir(c.Socket), true}, {"queueDir", c.QueueDir, true}, {"stateDir", c.StateDir, false}, {"recordDir", c.RecordDir, false},
 	} {
-		if err := writable(dir.path); err != nil {
+		err := writable(dir.path)
+		if info, serr := os.Stat(dir.path); err == nil && serr == nil && dir.isPrivate && info.Mode()&0o022 != 0 {
+			err = fmt.Errorf("others may write to %s (mode %v): run chmod go-w on it", dir.path, info.Mode())
+		}
+		if err != nil {
 			findings = append(findings, fmt.Errorf("%s: %w", dir.key, err))
 		}
 	}

@@ -27,6 +27,7 @@ func (g *guarding) guard(rt *cni.Runtime, c config.Guard) {
 	g.end()
 	g.config = c
 	if c.Class() == 0 {
+		g.conditions.set("guard", met, "off") // it may have ended by an error, which concerns nobody now
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
