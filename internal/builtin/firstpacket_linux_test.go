@@ -170,7 +170,7 @@ func wantLinkLocals(t *testing.T, ns *netns.Handle, ofMAC bool) {
 
 func wantLinkLocal(t *testing.T, ns *netns.Handle, nl *netlink.Handle, watch *links.Socket, l netlink.Link, ofMAC bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), expect.Patience)
 	defer cancel()
 	for {
 		addrs := expect.Value(nl.AddrList(l, netlink.FAMILY_V6))(t)
