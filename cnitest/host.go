@@ -141,10 +141,11 @@ func (h *TestHost) Runtime(opts ...cni.Opt) *cni.Runtime {
 	return expect.Value(cni.New(append(h.Options(), opts...)...))(h.t)
 }
 
-// WriteConf writes a file of the configuration directory.
+// WriteConf writes a file of the configuration directory, at once: nobody reads a part of it.
 func (h *TestHost) WriteConf(name, conf string) {
 	h.t.Helper()
-	expect.NoError(h.t, os.WriteFile(filepath.Join(h.ConfDir, name), []byte(conf), 0o644))
+	path := filepath.Join(h.ConfDir, name)
+	expect.NoError(h.t, os.WriteFile(path+".new", []byte(conf), 0o644), os.Rename(path+".new", path))
 }
 
 // Do runs fn in the host's namespace, on a thread of its own, as netns.Do does.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -47,7 +48,7 @@ func TestHostHasBuiltInPlugins(t *testing.T) {
 	rt, path := h.Runtime(), cnitest.Container(t)
 	expect.NoError(t, rt.Load(cni.WithDefaultConf))
 	result := expect.Value(rt.Setup(context.Background(), "c1", path))(t)
-	expect.Same(t, "address", result.IPv4().Prefix.String(), "10.7.0.2/24")
+	expect.That(t, netip.MustParsePrefix("10.7.0.0/24").Contains(result.IPv4().IP()), "address %v", result.IPv4()) // tests share the file of the last one
 	expect.Same(t, "kind", rt.GetConfig().Networks[0].Config.Plugins[0].Kind, "built in")
 	expect.NoError(t, rt.Remove(context.Background(), "c1", path))
 }

@@ -110,6 +110,14 @@ func (m *mortal) round(ctx context.Context, n int) error {
 	return m.r.Remove(ctx, m.id, m.path)
 }
 
+// unpin ends what the library keeps of the namespace.
+func (m *mortal) unpin() error {
+	if err := netns.Remove(m.Pin(m.id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
 // die attaches a task that ends. Its namespace is kept until the next Setup; or it ends too, and
 // in some rounds Recover is first.
 func (m *mortal) die(ctx context.Context, n int) error {
@@ -120,7 +128,7 @@ func (m *mortal) die(ctx context.Context, n int) error {
 	if n%3 == 0 {
 		return nil
 	}
-	if err := netns.Remove(m.Pin(m.id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := m.unpin(); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, expect.Patience, errors.New("Recover does not remove it"))
@@ -128,6 +136,9 @@ func (m *mortal) die(ctx context.Context, n int) error {
 	for n%3 == 1 {
 		found, err := m.r.Attachments(m.id)
 		if len(found) == 0 || err != nil {
+			return err
+		}
+		if err := m.unpin(); err != nil { // a Recover that had begun may have pinned it again
 			return err
 		}
 		select {

@@ -109,7 +109,7 @@ func awaitState(t *testing.T, state func() string, want string) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(expect.Patience)
 	for now := state(); now != want; now = state() {
 		if time.Now().After(deadline) {
 			gained, lost := audit.Diff(audit.Lines(strings.Split(want, "\n")), audit.Lines(strings.Split(now, "\n")))

@@ -102,7 +102,7 @@ func orphan() int {
 		fmt.Fprintln(os.Stderr, "parent of the orphan:", parent, err)
 		return 1
 	}
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(expect.Patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if err := unix.Kill(pid, 0); errors.Is(err, unix.ESRCH) {
 			return 0
 		}
@@ -225,7 +225,7 @@ func TestInnerDiesWithOuter(t *testing.T) {
 	expect.NoError(t, cmd.Process.Kill())
 	_ = cmd.Wait() // it was killed
 	// The orphan is our child now: that we can wait for it is the proof.
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(expect.Patience)
 	for {
 		pid, err := unix.Wait4(inner, nil, unix.WNOHANG, nil)
 		if pid == inner {

@@ -269,6 +269,7 @@ func TestDrainHasLimits(t *testing.T) {
 	}
 	r := drain(t, s, q)
 	wantDrained(t, r, nil, nil, []string{"c1", "c2"})
+	s = newServer(t, l, server.Options{Limits: server.Limits{Concurrent: 1}})
 	stop := errors.New("stop")
 	l.Do = func(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
 		cancel(stop)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -137,7 +136,7 @@ func TestMACVLANWithoutACarrier(t *testing.T) {
 	h, dir := macvlanHost(t), t.TempDir()
 	nettest.Change(t, h.Container, "eth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) })
 	side, c := macvlanSide(h), macvlanCall(h, dir, all)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), expect.Patience)
 	defer cancel()
 	out := expect.Value(side.Run(ctx, "ADD", c))(t)
 	c.Prev = out

@@ -3,7 +3,7 @@ package veth_test
 import (
 	"errors"
 	"fmt"
-	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -45,49 +45,34 @@ func TestAddressesAreUsableWhenAddReturns(t *testing.T) {
 			another.id = "another"
 			h.namespace(another.id)
 			h.must("ADD", another)
-			for i, fromHost := range []bool{true, true, false, false, true} {
-				c := attaching{typ: typ, conf: conf}.call()
-				c.id = fmt.Sprint("c", i)
-				h.namespace(c.id)
-				h.must("ADD", c)
-				inside := h.open(c.id)
-				if fromHost {
-					reach(t, h.ns, inside, "10.1.0.2", "fd00:1::2")
-				} else {
-					reach(t, inside, h.ns, "10.1.0.1", "fd00:1::1")
-				}
-				if err := inside.Close(); err != nil {
-					t.Error(err)
-				}
-				h.must("DEL", c)
+			n := 0
+			for _, fromHost := range []bool{true, true, false, false, true} {
+				expect.Quick(t, "a connection", soon, func() time.Duration {
+					c := attaching{typ: typ, conf: conf}.call()
+					c.id = fmt.Sprint("c", n)
+					n++
+					h.namespace(c.id)
+					h.must("ADD", c)
+					defer h.must("DEL", c)
+					inside := h.open(c.id)
+					defer inside.Close()
+					if fromHost {
+						return reach(t, h.ns, inside, "10.1.0.2", "fd00:1::2")
+					}
+					return reach(t, inside, h.ns, "10.1.0.1", "fd00:1::1")
+				})
 			}
 		})
 	}
 }
 
-// reach connects to the addresses. A lost packet is repeated after a second,
-// which is too late.
-func reach(t *testing.T, from, to *netns.Handle, addrs ...string) {
+// reach connects to the addresses, and returns the longest time that one takes.
+func reach(t *testing.T, from, to *netns.Handle, addrs ...string) (longest time.Duration) {
 	t.Helper()
 	for _, addr := range addrs {
-		var l net.Listener
-		expect.NoError(t, to.Do(func() (err error) {
-			l, err = net.Listen("tcp", net.JoinHostPort(addr, "0"))
-			return err
-		}))
-		if err := from.Do(func() error {
-			c, err := net.DialTimeout("tcp", l.Addr().String(), 900*time.Millisecond)
-			if err != nil {
-				return err
-			}
-			return c.Close()
-		}); err != nil {
-			t.Error(err)
-		}
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
+		longest = max(longest, plugintest.Connect(t, from, to, netip.MustParseAddr(addr)))
 	}
+	return longest
 }
 
 // TestDel: DEL deletes everything that exists, however little it is told.

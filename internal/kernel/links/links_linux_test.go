@@ -77,7 +77,7 @@ func TestAPortHasNoLinkLocalAddress(t *testing.T) {
 		c := mustDial(t, container)
 		expect.NoError(t, c.Up(pair.Container.Index))
 		var have []Address
-		for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(expect.Patience); ; time.Sleep(time.Millisecond) {
 			// The container's end gets one at the same time.
 			inside := must[[]Address](t)(c.Addresses(pair.Container.Index))
 			have = must[[]Address](t)(h.Addresses(pair.Host.Index))

@@ -113,18 +113,18 @@ func seen(a net.Addr) string {
 	return ap.Addr().Unmap().WithZone("").String()
 }
 
-// ask returns the client's address as the other side sees it.
-func (n *topology) ask(from *netns.Handle, network, addr string, port int) (string, error) {
+// ask returns the client's address as the other side sees it, if it answers in time.
+func (n *topology) ask(from *netns.Handle, network, addr string, port int, wait time.Duration) (string, error) {
 	var conn net.Conn
 	err := from.Do(func() (err error) {
-		conn, err = net.DialTimeout(network, net.JoinHostPort(addr, fmt.Sprint(port)), time.Second)
+		conn, err = net.DialTimeout(network, net.JoinHostPort(addr, fmt.Sprint(port)), wait)
 		return err
 	})
 	if err != nil {
 		return "", err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(wait)); err != nil {
 		return "", err
 	}
 	if network == "udp" {
@@ -141,13 +141,13 @@ func (n *topology) ask(from *netns.Handle, network, addr string, port int) (stri
 // kernel takes a while for IPv6 addresses and the bridge's ports.
 func (n *topology) settle() {
 	n.t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(expect.Patience)
 	for _, p := range []packet{
 		{"client", n.client, outside6, 7000, client6}, {"container", n.c1, bridge6, 7000, container6},
 		{"neighbour", n.c2, bridge6, 7000, "fd00:1::3"}, {"host", n.ns, container6, 80, bridge6}, {"host", n.ns, client6, 9000, outside6},
 	} {
 		for {
-			got, err := n.ask(p.from, "tcp", p.to, p.port)
+			got, err := n.ask(p.from, "tcp", p.to, p.port, time.Second)
 			if got == p.want {
 				break
 			}
@@ -169,7 +169,11 @@ func (n *topology) expect(packets []packet) {
 	n.t.Helper()
 	for _, p := range packets {
 		for _, network := range []string{"tcp", "udp"} {
-			got, err := n.ask(p.from, network, p.to, p.port)
+			wait := 10 * time.Second
+			if p.want == "" { // nothing answers a packet that is dropped
+				wait = time.Second
+			}
+			got, err := n.ask(p.from, network, p.to, p.port, wait)
 			expect.That(n.t, got == p.want && (err == nil) == (p.want != ""),
 				"%s, %s to %s port %d: seen as %q (%v), want %q", p.name, network, p.to, p.port, got, err, p.want)
 		}

@@ -205,7 +205,7 @@ func TestWhereaboutsHasNoCHECK(t *testing.T) {
 func TestWhereaboutsHasNoSTATUS(t *testing.T) {
 	t.Parallel()
 	h := newCluster(t).a
-	r := h.Runtime(h.checked("1.1.0"), second)
+	r := h.Runtime(h.checked("1.1.0"), impatient)
 	h.lose()
 	expect.NoError(t, r.Status(), r.Ready(t.Context()))
 }

@@ -16,10 +16,10 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// second are deadlines shorter than whereabouts' own, which are two minutes for an ADD and one
+// impatient are deadlines shorter than whereabouts' own, which are two minutes for an ADD and one
 // for a DEL. Without them its DEL may win against the library's minute, and it succeeds whatever
-// became of the store.
-var second = cni.WithTimeouts(cni.Timeouts{Add: time.Second, Del: time.Second})
+// became of the store. It begins before they end, on a machine that stalls too.
+var impatient = cni.WithTimeouts(cni.Timeouts{Add: 3 * time.Second, Del: 3 * time.Second})
 
 // TestASetupWithoutTheStoreLeavesNothing: it fails at the deadline. The host has nothing of it
 // but the record, because the DEL has not reached the store either. Another Setup, when the
@@ -29,7 +29,7 @@ func TestASetupWithoutTheStoreLeavesNothing(t *testing.T) {
 	c := newCluster(t)
 	h, c1 := c.a, container(t, "c1")
 	network := h.on(macvlan, bothFamilies)
-	r := h.Runtime(network, second)
+	r := h.Runtime(network, impatient)
 	calls := h.noteCalls()
 	before := h.Audit()
 	h.lose()
@@ -77,7 +77,7 @@ func TestARemovalWithoutTheStoreIsRepeated(t *testing.T) {
 	c.a.lose()
 	c.b.lose()
 	going := []*attached{forced, collected, removed, recovered}
-	quick := []*cni.Runtime{c.a.Runtime(networks[0], second), c.b.Runtime(networks[1], second)}
+	quick := []*cni.Runtime{c.a.Runtime(networks[0], impatient), c.b.Runtime(networks[1], impatient)}
 	stay(t, going, func(i int) *cni.Runtime { return quick[i/3] })
 	c.a.onlyRecords(before)
 	expect.Same(t, "on record", recorded(t, a), []string{"forced failed", "gc failed", "remove failed"})

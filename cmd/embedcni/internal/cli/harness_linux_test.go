@@ -116,7 +116,7 @@ var variable = []struct {
 	pattern *regexp.Regexp
 	word    string
 }{
-	{regexp.MustCompile(`/tmp/Test\w+/\d+/netns`), "/run/netns/container"},
+	{regexp.MustCompile(regexp.QuoteMeta(os.TempDir()) + `/Test\w+/\d+/netns`), "/run/netns/container"},
 	{regexp.MustCompile(`([0-9a-f]{2}:){5}[0-9a-f]{2}`), "aa:bb:cc:dd:ee:ff"},
 	{regexp.MustCompile(`veth[0-9a-f]{8}`), "veth01234567"},
 	{regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z`), "2026-01-02T03:04:05Z"},

@@ -147,12 +147,16 @@ func TestTimeout(t *testing.T) {
 	s.host.WriteConf("20-vpc.conflist", cloud)
 	s.host.Plugin("cloud", cnitest.Script{"ADD": {Hang: true}})
 	s.terminal, s.ticks = true, make(chan time.Time, 1)
-	s.ticks <- time.Now()
-	_, stderr := s.want(exitFailed, "add", "vpc", cnitest.Container(t), "--id", "web", "--timeout", "200ms")
-	shown := regexp.MustCompile(`(?s)^\r\x1b\[Kadd, 0 s.*\r\x1b\[K\x1b\[31membedcni add:\x1b\[0m .*\n  Give it more time with --timeout\.\n$`)
-	if !shown.MatchString(stderr) {
-		t.Errorf("stderr has\n%q", stderr)
-	}
+	shown := regexp.MustCompile(`(?s)^\r\x1b\[Kadd, \d+ s.*\r\x1b\[K\x1b\[31membedcni add:\x1b\[0m .*\n  Give it more time with --timeout\.\n$`)
+	var stderr string
+	expect.Limited(200*time.Millisecond, func(limit time.Duration) bool { // until then the line must be there
+		if len(s.ticks) == 0 {
+			s.ticks <- time.Now()
+		}
+		_, stderr = s.want(exitFailed, "add", "vpc", cnitest.Container(t), "--id", "web", "--timeout", limit.String())
+		return !shown.MatchString(stderr)
+	})
+	expect.That(t, shown.MatchString(stderr), "stderr has\n%q", stderr)
 	if stdout, _ := s.want(exitOK, "list", "--json"); stdout != "[]\n" {
 		t.Errorf("on record is still\n%s", stdout)
 	}
