@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 
@@ -223,30 +224,33 @@ func (p *HostLocal) Check(ctx context.Context, r *plugin.Request) error {
 // A reservation that is gone is made again if nobody else has reserved the
 // address since. The container uses the address, so that otherwise the next one
 // would get it too.
-func (p *HostLocal) Compare(ctx context.Context, r *plugin.Request, _ *contract.View) (all []contract.Difference, err error) {
+//
+// It does not take the directory's lock: the holder may hang, and nobody else changes the
+// files of an attachment that is not being attached or detached.
+func (p *HostLocal) Compare(_ context.Context, r *plugin.Request, _ *contract.View) (all []contract.Difference, err error) {
 	c, err := parseHostLocal(r)
 	if err != nil {
 		return nil, err
 	}
 	of := &comparison{plugin: p, conf: c, r: r}
 	of.own, of.old = holders(r.ContainerID, r.IfName)
-	err = p.locked(ctx, r, c, false, func(h *held) error {
-		claimed := contract.AddressesOf(r.PrevResult)
-		if of.held = h; h == nil {
-			of.nothing = fmt.Errorf("no address is reserved for container %q: open %s: %w", r.ContainerID, c.dir, fs.ErrNotExist)
-		} else if claimed == nil {
-			if err := h.memo.reread(h.path); err != nil {
-				return err
-			}
-			claimed = append(h.memo.of(of.own), h.memo.of(of.old)...)
-		}
-		all = of.compare(claimed)
-		return nil
-	})
+	claimed := contract.AddressesOf(r.PrevResult)
+	_, err = os.Stat(c.dir)
+	if err == nil && claimed == nil {
+		var now index
+		now.holders, err = readHolders(c.dir)
+		claimed = append(now.of(of.own), now.of(of.old)...)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		of.nothing = fmt.Errorf("no address is reserved for container %q: open %s: %w", r.ContainerID, c.dir, fs.ErrNotExist)
+	} else if err != nil {
+		return nil, fmt.Errorf("network %q: %w", r.Name, err)
+	}
+	all = of.compare(claimed)
 	for i := range all {
 		all[i].Err = fmt.Errorf("network %q: %w", r.Name, all[i].Err)
 	}
-	return all, err
+	return all, nil
 }
 
 // comparison compares the reservations of one attachment.
@@ -254,7 +258,6 @@ type comparison struct {
 	plugin *HostLocal
 	conf   *hostLocalConfig
 	r      *plugin.Request
-	held   *held // nil: there is no directory
 
 	own, old string // see holders
 	nothing  error  // there is no directory
@@ -300,10 +303,10 @@ func (c *comparison) compare(claimed []netip.Addr) (all []contract.Difference) {
 func (c *comparison) reservation(addr netip.Addr) (d contract.Difference, held bool) {
 	d = contract.Difference{Kind: contract.Reservation, Object: addr.String(), Wanted: c.own, Err: c.nothing}
 	d.Fix = func(ctx context.Context) error { return c.reserveAgain(ctx, addr) }
-	if c.held == nil {
+	if c.nothing != nil {
 		return d, false
 	}
-	content, err := readFile(c.held.file(addr.String()))
+	content, err := readFile(c.conf.dir + "/" + addr.String())
 	text := strings.TrimSpace(content)
 	switch {
 	case err != nil:

@@ -49,6 +49,24 @@ func TestTheLockIsWaitedFor(t *testing.T) {
 	}
 }
 
+// TestAComparisonWaitsForNoLock: whoever holds the lock may hang, and Health and Recover
+// look at all containers.
+func TestAComparisonWaitsForNoLock(t *testing.T) {
+	base := t.TempDir()
+	p, r := NewHostLocal(), call(configFor(base, dual), "a")
+	assign(t, p, r)
+	lock := expect.Value(os.Open(base + "/podnet/lock"))(t)
+	defer lock.Close()
+	expect.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
+	ctx, cancel := context.WithTimeout(t.Context(), expect.Patience)
+	defer cancel()
+	expect.NoError(t, p.Check(ctx, r)) // its addresses are those of its files
+	r.PrevResult = result(t, "10.1.0.2/24", "fd00::2/64")
+	expect.NoError(t, p.Check(ctx, r))
+	r.PrevResult = result(t, "10.1.0.3/24", "fd00::2/64")
+	expect.Is(t, p.Check(ctx, r), fs.ErrNotExist)
+}
+
 // TestNoFileIsEverEmpty: a file is never visible before it has its content.
 func TestNoFileIsEverEmpty(t *testing.T) {
 	base := t.TempDir()

@@ -30,7 +30,7 @@ type Mapping struct {
 // same port of the host.
 func ValidMappings(mappings []Mapping) ([]Mapping, error) {
 	wire := make([]Mapping, 0, len(mappings))
-	var claimed []ports.Claim
+	claimed := make(map[int32][]ports.Claim) // by host port
 	var errs []error
 	for _, m := range mappings {
 		p, err := m.whole()
@@ -39,10 +39,10 @@ func ValidMappings(mappings []Mapping) ([]Mapping, error) {
 			continue
 		}
 		claims := claimsOf([]Mapping{p})
-		if ports.Overlap(claimed, claims) {
+		if ports.Overlap(claimed[p.HostPort], claims) {
 			errs = append(errs, &tagged{fmt.Errorf("host port %s is mapped twice: %w", p, outcome.ErrInvalidArgument), outcome.ErrPortInUse})
 		}
-		wire, claimed = append(wire, p), append(claimed, claims...)
+		wire, claimed[p.HostPort] = append(wire, p), append(claimed[p.HostPort], claims...)
 	}
 	if len(errs) > 0 {
 		return nil, Join(errs...)
