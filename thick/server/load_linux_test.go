@@ -201,12 +201,12 @@ func TestDeadClientsEndTheirCalls(t *testing.T) {
 
 func TestTheDeadlineEndsACallThatRunsOrWaits(t *testing.T) {
 	b := newHeld("ADD")
-	d := serve(t, b, server.Options{Limits: server.Limits{Concurrent: 1, Deadline: time.Second}})
+	d := serve(t, b, server.Options{Limits: server.Limits{Concurrent: 1, Deadline: 3 * time.Second}})
 	runs, queued := d.dial(t), d.dial(t)
 	send(t, runs, "/cni", request("ADD", "c1"))
 	expect.Await(t, "the first ADD", b.entered)
 	send(t, queued, "/cni", request("ADD", "c2"))
-	wantAnswer(t, runs, 400, `"code":11`, "no answer within 1s")
+	wantAnswer(t, runs, 400, `"code":11`, "no answer within 3s")
 	wantAnswer(t, queued, 0, `"code":11`) // it may have had its turn
 }
 

@@ -113,7 +113,7 @@ func TestRun(t *testing.T) {
 	w.WriteConf("20-more.conflist", strings.ReplaceAll(strings.ReplaceAll(pods, "DIR", w.Dir), "pods", "more"))
 	w.WriteConf("10-pods.conflist", strings.ReplaceAll(strings.ReplaceAll(pods, "DIR", w.Dir), "10.1", "10.2"))
 	e := w.await(Config)
-	if len(e.Added) > 0 && len(e.Changed) == 0 { // it was quick, or the machine slow, between the two files
+	if len(e.Added) > 0 && len(e.Changed) == 0 { // the machine was slow between the two files
 		e = w.await(Config)
 	}
 	expect.Same(t, "changed networks", e.Changed, []string{"pods"})
