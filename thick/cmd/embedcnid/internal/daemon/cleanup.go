@@ -24,8 +24,9 @@ func (d *daemon) await(ctx context.Context, ended <-chan struct{}) {
 	}
 }
 
-// removeDead removes the containers that are dead, and begins with none after ctx has ended.
-func (d *daemon) removeDead(ctx context.Context) {
+// removeDead removes the containers that are dead, and begins with none after ctx has ended. It
+// returns what was attached before.
+func (d *daemon) removeDead(ctx context.Context) (before []cni.Attachment) {
 	defer close(d.recovered)
 	before, err := d.runtime.Attachments()
 	var report *cni.Report
@@ -33,16 +34,14 @@ func (d *daemon) removeDead(ctx context.Context) {
 		report, err = d.runtime.Recover(ctx)
 	}
 	if ctx.Err() != nil {
-		return // the rest is the next daemon's
+		return before // the rest is the next daemon's
 	}
 	if err != nil {
 		d.log.Error("records and host could not be compared", "error", err)
 		d.conditions.set("recovered", doubtful, err.Error())
-		return
+		return before
 	}
-	if err := d.backend.ForgetGone(before); err != nil {
-		d.log.Warn("files of devices are left", "error", err)
-	}
+	d.forget(before)
 	d.metrics.Report(report)
 	d.log.Info("recovered", "adopted", len(report.Adopted), "removed", len(report.Removed), "repaired", len(report.Repaired))
 	for id, why := range report.Kept {
@@ -55,11 +54,19 @@ func (d *daemon) removeDead(ctx context.Context) {
 		d.log.Warn("a container was left as it is", "container", id, "reason", why)
 	}
 	d.conditions.set("recovered", met, "")
+	return before
+}
+
+// forget removes the files of devices of the containers that have been removed.
+func (d *daemon) forget(before []cni.Attachment) {
+	if err := d.backend.ForgetGone(before); err != nil {
+		d.log.Warn("files of devices are left", "error", err)
+	}
 }
 
 // retryRemovals repeats the removals that have failed at the start, until none is left: the
-// runtime of a dead container does not.
-func (d *daemon) retryRemovals(ctx context.Context) {
+// runtime of a dead container does not. before is what was attached then.
+func (d *daemon) retryRemovals(ctx context.Context, before []cni.Attachment) {
 	for pause := time.Second; ; pause = min(2*pause, mostPause) {
 		report, err := d.runtime.RetryRemovals(ctx)
 		switch {
@@ -68,6 +75,7 @@ func (d *daemon) retryRemovals(ctx context.Context) {
 		case err != nil:
 			d.log.Error("removals that failed are not repeated", "error", err)
 		default:
+			d.forget(before)
 			d.metrics.Retried(report)
 			for _, id := range report.Removed {
 				d.log.Info("a removal that failed was repeated", "container", id)

@@ -167,8 +167,7 @@ func (d *daemon) run(ctx context.Context) error {
 	start(func(beside context.Context) { d.awaitDrained(beside, drained) })
 	go func() {
 		defer close(d.retried)
-		d.removeDead(ctx)
-		d.retryRemovals(ctx)
+		d.retryRemovals(ctx, d.removeDead(ctx))
 	}()
 	first, cancel := context.WithTimeout(ctx, recoverFirst)
 	defer cancel()
