@@ -158,16 +158,17 @@ func (t *turn) enter(ctx context.Context, use Use) error {
 	if err := t.apply(kindsOf(use, t.queued)); err != nil {
 		return err
 	}
-	var err error
 	select {
 	case <-t.granted:
 	case <-t.refused:
-		err = refusal(errDraining)
 	case <-ctx.Done():
-		err = refusal(context.Cause(ctx))
 	}
-	if err != nil {
-		return err
+	select { // a slot that came at the same time is too late
+	case <-t.refused:
+		return refusal(errDraining)
+	case <-ctx.Done():
+		return refusal(context.Cause(ctx))
+	default:
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
