@@ -110,7 +110,7 @@ func (m *mortal) round(ctx context.Context, n int) error {
 	return m.r.Remove(ctx, m.id, m.path)
 }
 
-// unpin ends what the library keeps of the namespace.
+// unpin removes the library's pin of the namespace.
 func (m *mortal) unpin() error {
 	if err := netns.Remove(m.Pin(m.id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -139,7 +139,8 @@ func recoverWithFew(t *testing.T, damaged bool) {
 }
 
 // TestFault_F44_TheSubnetOfARecordThatCannotBeUsedIsForwarded: of two containers on a
-// subnet, the second goes while nobody can tell whether the first is on record.
+// subnet, the second is removed while the record of the first cannot be used. The first still
+// has its rules.
 func TestFault_F44_TheSubnetOfARecordThatCannotBeUsedIsForwarded(t *testing.T) {
 	spoils := map[string]func(h *testhost.Host, path string) func(){"newer": func(h *testhost.Host, _ string) func() {
 		restore := expect.Value(os.ReadFile(h.RecordFile("c1") + ".json"))(t)

@@ -102,6 +102,7 @@ func orphan() int {
 		fmt.Fprintln(os.Stderr, "parent of the orphan:", parent, err)
 		return 1
 	}
+	// No event tells that a process was reaped: a pidfd is readable when it has ended.
 	for end := time.Now().Add(expect.Patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if err := unix.Kill(pid, 0); errors.Is(err, unix.ESRCH) {
 			return 0

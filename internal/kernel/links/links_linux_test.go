@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -76,16 +75,12 @@ func TestAPortHasNoLinkLocalAddress(t *testing.T) {
 		pair := must[Pair](t)(tt.veth.Create(h, container))
 		c := mustDial(t, container)
 		expect.NoError(t, c.Up(pair.Container.Index))
-		var have []Address
-		for end := time.Now().Add(expect.Patience); ; time.Sleep(time.Millisecond) {
+		expect.Eventually(t, fmt.Sprintf("%s: %d addresses", tt.veth.Name, tt.want), func() bool {
 			// The container's end gets one at the same time.
 			inside := must[[]Address](t)(c.Addresses(pair.Container.Index))
-			have = must[[]Address](t)(h.Addresses(pair.Host.Index))
-			if len(inside) == 1 && len(have) == tt.want || time.Now().After(end) {
-				break
-			}
-		}
-		expect.Same(t, tt.veth.Name+": the host's end", len(have), tt.want)
+			have := must[[]Address](t)(h.Addresses(pair.Host.Index))
+			return len(inside) == 1 && len(have) == tt.want
+		})
 	}
 }
 

@@ -25,7 +25,7 @@ func (d *daemon) await(ctx context.Context, ended <-chan struct{}) {
 }
 
 // removeDead removes the containers that are dead, and begins with none after ctx has ended. It
-// returns what was attached before.
+// returns the attachments that were on record before.
 func (d *daemon) removeDead(ctx context.Context) (before []cni.Attachment) {
 	defer close(d.recovered)
 	before, err := d.runtime.Attachments()
@@ -65,7 +65,7 @@ func (d *daemon) forget(before []cni.Attachment) {
 }
 
 // retryRemovals repeats the removals that have failed at the start, until none is left: the
-// runtime of a dead container does not. before is what was attached then.
+// runtime of a dead container does not. before has the attachments that were on record at the start.
 func (d *daemon) retryRemovals(ctx context.Context, before []cni.Attachment) {
 	for pause := time.Second; ; pause = min(2*pause, mostPause) {
 		report, err := d.runtime.RetryRemovals(ctx)
